@@ -100,7 +100,7 @@ class BaseSample:
 
 @dataclass
 class ImageSample(BaseSample):
-    """An example whose output is one image, uint8 [C, H, W] on CPU: what a PNG would hold, so scores are reproducible."""
+    """An example whose output is one image: uint8 [C, H, W] on CPU, what a PNG would hold, so scores reproduce."""
 
     image: Tensor | None = None
 
