@@ -1,0 +1,91 @@
+"""GRPO on the transitions of a diffusion sampler: PPO's clipped surrogate with group-relative advantages.
+
+Flow-GRPO, arXiv 2505.05470; the clipped surrogate is PPO's, arXiv 1707.06347 equation 7. Log-probabilities are means
+over latent elements, which is what makes a clip range of 1e-4 meaningful.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flow_factory.errors import InputError
+from flow_factory.objectives.common import agg_loss, check_rows
+
+
+def grpo_loss(
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    clip_range: tuple[float, float],
+    weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """mean max(-A rho, -A clip(rho, 1 + c_lo, 1 + c_hi)) with rho = exp(l - l_old).
+
+    Clipping happens on log rho, where a range of 1e-6 is still resolved, and before the exponential, so that a ratio
+    that would overflow has the value and the zero gradient of its clip. At the very edge of the range the gradient
+    passes.
+
+    Args:
+        log_prob: l of the current policy, [B], with graph.
+        old_log_prob: l_old from the rollout, [B]; detached here.
+        advantages: A, [B], already clipped to their own range; detached here.
+        clip_range: (c_lo, c_hi), -1 < c_lo < 0 < c_hi.
+        weights: Factor of each sample's term, [B] (a step weighting, for example); None = 1.
+
+    Returns:
+        The scalar loss, and detached float64 scalars:
+        ratio_mean: mean rho, exactly 1 when the log-probs are equal.
+        ratio_max_dev: max |rho - 1|.
+        clip_fraction: share of samples whose gradient the clip cuts off.
+        approx_kl: mean (l - l_old)^2 / 2.
+        policy_loss: the loss.
+
+    Raises:
+        InputError: If the clip range does not enclose 0.
+        ValueError: If shapes differ.
+    """
+    check_rows(log_prob, old_log_prob=old_log_prob, advantages=advantages)
+    log_lo, log_hi = log_clip_range(clip_range)
+    advantages = advantages.detach().to(log_prob.dtype)
+    log_ratio = log_prob - old_log_prob.detach().to(log_prob.dtype)
+
+    # max(-A rho, -A clip(rho)) is -A min(rho, 1 + c_hi) for A > 0 and -A max(rho, 1 + c_lo) for A < 0.
+    above, below = log_ratio > log_hi, log_ratio < log_lo
+    cut = (above & (advantages >= 0)) | (below & (advantages <= 0))
+    bound = torch.where(above, log_hi, log_lo).to(log_ratio.dtype)
+    terms = -advantages * torch.where(cut, bound, log_ratio).exp()
+    # A = 0 has no term, and 0 * exp(large) would be NaN.
+    terms = torch.where(advantages == 0, torch.zeros_like(terms), terms)
+    if weights is not None:
+        check_rows(log_prob, weights=weights)
+        terms = terms * weights.detach().to(terms.dtype)
+    loss = agg_loss(terms)
+
+    with torch.no_grad():
+        exact = log_ratio.double()
+        metrics = {
+            "ratio_mean": exact.exp().mean(),
+            "ratio_max_dev": exact.expm1().abs().max(),
+            "clip_fraction": (cut & (advantages != 0)).double().mean(),
+            "approx_kl": exact.square().mean() / 2,
+            "policy_loss": loss.detach().double(),
+        }
+    return loss, metrics
+
+
+def log_clip_range(clip_range: tuple[float, float]) -> tuple[float, float]:
+    """(log(1 + c_lo), log(1 + c_hi)).
+
+    Raises:
+        InputError: Unless -1 < c_lo < 0 < c_hi.
+    """
+    lo, hi = clip_range
+    if not -1 < lo < 0 < hi < math.inf:
+        raise InputError(
+            f"clip_range is ({lo}, {hi}) (train.clip_range): the lower bound must be in (-1, 0) and the upper one "
+            f"above 0, such as (-1e-4, 1e-4)."
+        )
+    return math.log1p(lo), math.log1p(hi)
