@@ -1,0 +1,226 @@
+"""Starting a run: in place, or as several workers through accelerate.
+
+The parent starts `accelerate launch` in a session of its own, so that a Ctrl-C reaches the parent alone; the parent
+then passes the signal to every worker exactly once. (A worker that got it from the terminal and again from the launcher
+would take the second one as "exit at once" and lose its cycle.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from flow_factory.errors import FlowFactoryError, InputError, RunError
+
+if TYPE_CHECKING:
+    from flow_factory.hparams import Arguments
+    from flow_factory.trainers.result import TrainingResult
+
+_WORKER_DIR = "FLOW_FACTORY_WORKER_DIR"
+# What the workers may take after their own deadline to write a checkpoint before they are killed.
+_SAVE_GRACE_S = 60.0
+
+
+def launched_world_size() -> int | None:
+    """The number of processes that a launcher has started, or None if this process was started by hand."""
+    if "RANK" not in os.environ and "LOCAL_RANK" not in os.environ:
+        return None
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launch(config_path: str, overrides: Sequence[str] = (), debug: bool = False) -> TrainingResult | None:
+    """Trains from a configuration file.
+
+    Args:
+        config_path: The YAML file.
+        overrides: `key=value` strings.
+        debug: Workers show tracebacks.
+
+    Returns:
+        The result, or None when the training ran in workers.
+
+    Raises:
+        InputError: If the configuration is wrong, or a launcher started another number of processes than it says.
+        RunError: If a worker failed.
+    """
+    from flow_factory.hparams import load_config
+
+    config = load_config(config_path, overrides)
+    started = launched_world_size()
+    if started is None and config.num_processes > 1:
+        _run_workers(config, config_path, overrides, debug)
+        return None
+    return run_in_place(config, started or 1)
+
+
+def run_in_place(config: Arguments, world_size: int) -> TrainingResult:
+    """Trains in this process.
+
+    Raises:
+        InputError: If `world_size` differs from `num_processes`.
+    """
+    if world_size != config.num_processes:
+        raise InputError(
+            f"num_processes is {config.num_processes}, but the launcher started {world_size} processes. Set "
+            f"num_processes: {world_size}, or start {config.num_processes}."
+        )
+    from flow_factory.trainers.build import build_trainer
+
+    return build_trainer(config).start()
+
+
+def _run_workers(config: Arguments, config_path: str, overrides: Sequence[str], debug: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="flow-factory-") as folder:
+        command = [sys.executable, "-m", "flow_factory.launch", "--agent", *_accelerate_arguments(config)]
+        command += ["-m", "flow_factory.launch", config_path, *overrides]
+        environment = {**os.environ, _WORKER_DIR: folder, "FLOW_FACTORY_DEBUG": "1" if debug else ""}
+        # CPU workers share the cores; a launcher's default of one thread each would waste the rest.
+        threads = max(1, (os.cpu_count() or 1) // config.num_processes)
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        received = _forward_signals(process, Path(folder), config.training_args.signal_deadline_s + _SAVE_GRACE_S)
+        _raise_for_workers(Path(folder), config.num_processes, process.returncode, received)
+
+
+def _accelerate_arguments(config: Arguments) -> list[str]:
+    command: list[str] = []
+    if config.config_file is not None:
+        command += ["--config_file", config.config_file]
+    # --multi_gpu starts one worker per process on CPUs too; --cpu would silently start a single one.
+    command += ["--multi_gpu", "--num_processes", str(config.num_processes), "--mixed_precision", "no"]
+    command += ["--num_machines", str(config.num_machines or 1), "--main_process_port", str(config.main_process_port)]
+    command += ["--dynamo_backend", "no"]
+    if config.machine_rank is not None:
+        command += ["--machine_rank", str(config.machine_rank)]
+    if config.main_process_ip is not None:
+        command += ["--main_process_ip", config.main_process_ip]
+    return command
+
+
+def _forward_signals(process: subprocess.Popen[bytes], folder: Path, grace: float) -> int | None:
+    """Waits for the workers and passes signals on.
+
+    Returns:
+        The first signal received, or None.
+    """
+    received: list[int] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        for pid in _worker_pids(folder):
+            _kill(pid, signum)
+
+    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        deadline: float | None = None
+        while process.poll() is None:
+            if received and deadline is None:
+                deadline = time.monotonic() + grace
+            if deadline is not None and (time.monotonic() > deadline or len(received) > 1):
+                break
+            time.sleep(0.1)
+    finally:
+        for pid in [*_worker_pids(folder), process.pid]:
+            if process.poll() is None or pid != process.pid:
+                _kill(pid, signal.SIGKILL)
+        process.wait()
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    return received[0] if received else None
+
+
+def _worker_pids(folder: Path) -> list[int]:
+    return [int(p.stem) for p in folder.glob("*.pid")]
+
+
+def _kill(pid: int, signum: int) -> None:
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return  # it has ended already, which is what the signal is for
+
+
+def _raise_for_workers(folder: Path, count: int, code: int, received: int | None) -> None:
+    """Raises what the workers reported; their own messages have been printed by themselves."""
+    from flow_factory.errors import Interrupted
+
+    reports: list[dict[str, Any]] = [json.loads(p.read_text()) for p in sorted(folder.glob("*.exit"))]
+    if received is not None:
+        messages = [r["message"] for r in reports if r["code"] == 128 + received]
+        raise Interrupted(messages[0] if messages else "stopped by a signal; the workers were ended.", received)
+    failed = [r for r in reports if r["code"] != 0]
+    if failed:
+        # A peer of a failed rank fails too, with a broken connection: the typed error is the cause.
+        first = min(failed, key=lambda r: (not r["typed"], r["time"]))
+        error = InputError(first["message"]) if first["code"] == 2 else RunError(first["message"])
+        raise error
+    if code != 0 or len(reports) < count:
+        raise RunError(
+            f"{count - len(reports)} of {count} workers ended without a report (launcher exit code {code}); they were "
+            f"killed, possibly for memory."
+        )
+
+
+def agent_main(arguments: Sequence[str]) -> int:
+    """Runs accelerate's launcher; its own report of a failed worker is left out, since the worker has told its error.
+
+    Returns:
+        The exit code.
+    """
+    import logging
+
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if not os.environ.get("FLOW_FACTORY_DEBUG"):
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        launch_command(launch_command_parser().parse_args(list(arguments)))
+    except ChildFailedError:
+        if os.environ.get("FLOW_FACTORY_DEBUG"):
+            raise
+        return 1
+    return 0
+
+
+def worker_main(arguments: Sequence[str]) -> int:
+    """Entry of one worker process under a launcher.
+
+    Returns:
+        The exit code; the same is written for the parent, with the error's message.
+    """
+    folder = os.environ.get(_WORKER_DIR)
+    rank = int(os.environ.get("RANK", "0"))
+    if folder:
+        (Path(folder) / f"{os.getpid()}.pid").touch()
+    code, message, typed = 0, "", False
+    try:
+        launch(arguments[0], arguments[1:])
+    except FlowFactoryError as error:
+        code, message, typed = error.exit_code, str(error), True
+    except Exception as error:
+        code, message = 1, f"{type(error).__name__}: {error}"
+        if os.environ.get("FLOW_FACTORY_DEBUG"):
+            raise
+    finally:
+        if folder:
+            report = {"code": code, "message": message, "typed": typed, "rank": rank, "time": time.time()}
+            (Path(folder) / f"{rank}.exit").write_text(json.dumps(report))
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = agent_main(sys.argv[2:]) if sys.argv[1:2] == ["--agent"] else worker_main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the interpreter's teardown: a peer that is still in a collective must not keep this process alive.
+    os._exit(exit_code)

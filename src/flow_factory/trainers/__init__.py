@@ -1,0 +1,1 @@
+"""The one training loop, its drivers, and one small file per algorithm."""

@@ -1,0 +1,484 @@
+"""BaseTrainer: the one training loop, and the verbs that algorithms are written with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flow_factory.checkpoints.signals import SignalGuard
+from flow_factory.contracts import ExecutionContract
+from flow_factory.errors import Interrupted, RunError
+from flow_factory.hparams import Arguments, TrainingArguments
+from flow_factory.models.step import StepOutput
+from flow_factory.rewards.buffer import RewardBuffer
+from flow_factory.samples import BaseSample, Purpose, SampleBatch, derive_seed
+from flow_factory.trainers import setup
+from flow_factory.trainers.drivers import CycleDropped, TrainingProgress, get_driver_class
+from flow_factory.trainers.evaluation import Evaluator
+from flow_factory.trainers.registry import check_contract
+from flow_factory.trainers.replay import Transition, microbatches, transitions
+from flow_factory.trainers.result import TrainingResult
+from flow_factory.trainers.roles import RoleOptimizationCoordinator
+from flow_factory.trainers.rollouts import RolloutPlan, collect_samples, cycle_window, rollout_batch, rollout_keys
+from flow_factory.trainers.state import load_run_state, run_state
+
+logger = logging.getLogger(__name__)
+
+
+class BaseTrainer(ABC):
+    """Owns the acquisition loop; subclasses supply `sample` / `optimize`, or `optimize_batch`.
+
+    Args:
+        config: The resolved configuration. Everything that can be checked is checked before the model is loaded.
+
+    Attributes:
+        paradigm: "coupled" (needs SDE transition densities), "decoupled" or "distillation".
+        execution_contract: One of the constants of `flow_factory.contracts`, equal to the arguments class's.
+        stores: What the objective needs from the rollout beside states and log-probs ({"mean"}).
+        progress: The frozen counters; a cycle that raises does not advance them.
+    """
+
+    paradigm: ClassVar[str]
+    execution_contract: ClassVar[ExecutionContract]
+    stores: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, config: Arguments) -> None:
+        self.config = config
+        self.training_args: TrainingArguments = config.training_args
+        contract = check_contract(type(self), type(self.training_args))
+        driver_class = get_driver_class(contract)
+        driver_class.check_hooks(type(self))
+        self.driver = driver_class()
+        self.progress = TrainingProgress()
+
+        self.accelerator = setup.build_accelerator(config)
+        self.comm = setup.build_comm(self.accelerator)
+        self.geometry = setup.plan_run_geometry(config, self.comm)
+        setup.preflight(config, contract)
+        self.tracker, self.run_dir = setup.open_run(config, self.comm, self.accelerator)
+        self.adapter = setup.build_adapter(config, self.comm, self._declare_model_variants())
+        self.dataloader, self.source_loaders = self._build_train_dataloader()
+        self.roles: RoleOptimizationCoordinator = setup.build_roles(config, self.adapter, self.geometry, self.comm)
+        self.optimizer = next(iter(self.roles.primary.optimizers.values()))
+        self.reward_buffer: RewardBuffer | None = None
+        self.advantage_processor = None
+        if contract.needs_rewards:
+            self.reward_buffer = setup.build_reward_buffer(config, self.geometry, self.comm, self.run_dir)
+            self.advantage_processor = setup.build_advantage_processor(config, self.comm)
+        self.evaluator = Evaluator.build(config, self.adapter, self.comm, self.run_dir, self.tracker)
+        self.sde_steps = setup.resolve_steps(config, self.adapter)
+        self.checkpointer = setup.build_checkpointer(config, self.run_dir, self.comm)
+
+        self.result = TrainingResult(self.run_dir)
+        self.signals: SignalGuard | None = None
+        self._cycle_losses: list[float] = []
+        self._cycle_metrics: dict[str, float] = {}
+        self._plan: RolloutPlan | None = None
+        self._evaluated_epoch = self._saved_epoch = -1
+
+    # ------------------------------------------------------------------------------------------------ views
+    @property
+    def epoch(self) -> int:
+        """Finished cycles: what `max_epochs` counts."""
+        return self.driver.cycle(self.progress)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of the first role."""
+        return self.progress.optimizer_step
+
+    @property
+    def device(self) -> torch.device:
+        """The training device of this rank."""
+        return self.accelerator.device
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Loss terms per optimizer step."""
+        return self.geometry.accumulation_steps
+
+    @property
+    def at_update_boundary(self) -> bool:
+        """True if no gradients wait for an optimizer step."""
+        return self.roles.at_boundary
+
+    # ------------------------------------------------------------------------------------------------ the loop
+    def start(self) -> TrainingResult:
+        """Runs to the end of the configured training, or to a signal.
+
+        Returns:
+            The run's histories, counts, timings and newest checkpoint.
+
+        Raises:
+            Interrupted: A signal ended the run; its state was saved and resuming equals the uninterrupted run.
+            RunError: The run failed; the newest checkpoint is untouched.
+        """
+        started = time.perf_counter()
+        with SignalGuard() as self.signals:
+            try:
+                self._resume()
+                self._boundary()
+                while self.should_continue_training():
+                    self._run_cycle()
+                    self._boundary()
+                self.tracker.finish(self.result)
+            finally:
+                if self.reward_buffer is not None:
+                    self.reward_buffer.close()
+                self.tracker.close()
+                self.result.timings["total"] = time.perf_counter() - started
+        return self.result
+
+    def _run_cycle(self) -> None:
+        """One driver cycle with its bookkeeping; a signal that arrives early drops it and saves its start."""
+        self._cycle_losses, self._cycle_metrics, self._plan = [], {}, None
+        timings_before = dict(self.result.timings)
+        steps_before = self.progress.optimizer_step
+        try:
+            completed = self.driver.run_cycle(self)
+        except CycleDropped:
+            if self.reward_buffer is not None:
+                self.reward_buffer.discard()
+            self._leave("the unfinished cycle was dropped")
+            raise AssertionError("unreachable") from None
+        except TimeoutError:
+            self._leave_unsaved()
+        if not completed:
+            if self.interrupt_requested():
+                self._leave(f"the epoch was left before batch {getattr(self.driver, 'next_batch', 0)}")
+            return
+        if self.progress.optimizer_step == steps_before:
+            raise RunError(f"cycle {self.epoch} of {type(self).__name__} made no optimizer step.")
+        if self.epoch % max(1, self.training_args.ema_update_interval) == 0:
+            self.adapter.update_ema(self.epoch)
+        self._after_acquisition_cycle()
+        seconds = {k: self.result.timings[k] - timings_before.get(k, 0.0) for k in self.result.timings}
+        self._cycle_metrics["loss"] = sum(self._cycle_losses) / len(self._cycle_losses)
+        self.tracker.log_cycle(self.epoch, self.step, self._cycle_metrics, seconds)
+        self.result.counts["cycles"] = self.result.counts.get("cycles", 0) + 1
+
+    def _run_training_step(self) -> None:
+        """One generation cycle: sample, score, optimize. Override to group the phases differently."""
+        with self.phase("rollout"):
+            samples = self.sample()
+        if self.execution_contract.needs_rewards:
+            with self.phase("feedback"):
+                self.prepare_feedback(samples)
+        self.check_interrupt()
+        with self.phase("optimize"):
+            self.adapter.train()
+            self.optimize(samples)
+        if not self.at_update_boundary:
+            raise RunError(
+                f"{type(self).__name__}.optimize() ended inside an accumulation window of {self.accumulation_steps} "
+                f"terms; its loss terms per cycle do not match loss_terms_per_batch() of its arguments."
+            )
+
+    def _after_acquisition_cycle(self) -> None:
+        """Called after each completed cycle: snapshots and schedules of the algorithm move here."""
+
+    def should_continue_training(self) -> bool:
+        """Compares with `train.max_epochs` and `train.max_steps` (None: no limit)."""
+        arguments = self.training_args
+        within_epochs = arguments.max_epochs is None or self.epoch < arguments.max_epochs
+        return within_epochs and (arguments.max_steps is None or self.step < arguments.max_steps)
+
+    # ------------------------------------------------------------------------------------------------ hooks
+    def sample(self) -> list[BaseSample]:
+        """Generates this cycle's samples (generation contracts)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no sample().")
+
+    def optimize(self, samples: list[BaseSample]) -> None:
+        """Optimises on this cycle's samples (generation contracts)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no optimize().")
+
+    def optimize_batch(self, batch: Any) -> None:
+        """Optimises on one batch of stored examples (dataset contract)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no optimize_batch().")
+
+    def prepare_feedback(self, samples: list[BaseSample]) -> None:
+        """Finishes scoring, computes the advantages and logs both."""
+        assert self.reward_buffer is not None and self.advantage_processor is not None
+        rewards = self.reward_buffer.finalize(store_to_samples=True, split="all")
+        self.compute_advantages(samples, rewards)
+        metrics = self.advantage_processor.pop_advantage_metrics()
+        self._cycle_metrics.update(metrics)
+        prefix, suffix = "reward/", "/mean"
+        self.result.rewards.append(
+            {k[len(prefix) : -len(suffix)]: v for k, v in metrics.items() if k.startswith(prefix) and k.endswith(suffix)}
+        )
+
+    def algorithm_state(self) -> dict[str, Any]:
+        """What the algorithm must remember beyond weights, optimizers, snapshots and counters."""
+        return {}
+
+    def load_algorithm_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `algorithm_state`."""
+
+    def _declare_model_variants(self) -> Sequence[str]:
+        """Names of frozen snapshots the algorithm needs besides the reference and the EMA."""
+        return ()
+
+    def _build_train_dataloader(self) -> tuple[Any, dict[str, Any]]:
+        """The training loader and the per-source loaders behind it; dataset trainers build their own."""
+        return setup.build_prompt_loader(self.config, self.adapter, self.comm, self.geometry)
+
+    # ------------------------------------------------------------------------------------------------ verbs
+    def generate_samples(
+        self,
+        reward_buffer: RewardBuffer | None = None,
+        compute_log_prob: bool = False,
+        trajectory_indices: Sequence[int] = (-1,),
+    ) -> list[BaseSample]:
+        """The one rollout of a cycle, under the sampling policy.
+
+        Args:
+            reward_buffer: Receives samples as they are made.
+            compute_log_prob: Compute the log-probability of each stochastic step.
+            trajectory_indices: Grid indices of the states to keep; -1 is the final one.
+        """
+        plan, cycle = self.rollout_plan, self.progress.rollout_iteration
+        self.dataloader.set_cycle(cycle)
+        self.adapter.rollout()
+        store = torch.device("cpu") if self.training_args.offload_samples_to_cpu else None
+
+        def generate(batch: Any) -> list[BaseSample]:
+            return rollout_batch(
+                self.adapter,
+                batch,
+                plan,
+                rollout_keys(batch, self.training_args.seed, cycle),
+                compute_log_prob=compute_log_prob,
+                trajectory_indices=trajectory_indices,
+                stores=self.stores,
+                policy_version=self.step,
+                store_device=store,
+            )
+
+        progress = self.tracker.progress("rollout", total=len(self.dataloader) * self.geometry.batch_size)
+        with torch.no_grad(), self.sampling_policy(), progress as advance:
+            samples = collect_samples(self.dataloader, generate, reward_buffer, self.check_interrupt, advance)
+        self.result.counts["samples"] = (
+            self.result.counts.get("samples", 0) + len(samples) * self.comm.world_size
+        )
+        return samples
+
+    @property
+    def rollout_plan(self) -> RolloutPlan:
+        """Grid, window and guidance of the current cycle."""
+        if self._plan is None:
+            window = cycle_window(
+                self.config.scheduler_args, self.sde_steps, self.training_args.seed, self.progress.rollout_iteration
+            )
+            self._plan = setup.build_plan(self.config, self.adapter, self.sde_steps, window)
+        return self._plan
+
+    def replay_indices(self) -> tuple[int, ...]:
+        """States that replay needs: both ends of every stochastic step of this cycle."""
+        return tuple(sorted({i + end for i in self.rollout_plan.window for end in (0, 1)}))
+
+    def microbatches(self, samples: Sequence[BaseSample], repeat: int = 0) -> Iterator[SampleBatch]:
+        """Shuffled micro-batches of `per_device_batch_size` rows, moved to the device one at a time."""
+        return microbatches(
+            samples,
+            self.adapter,
+            self.training_args.per_device_batch_size,
+            device=self.device,
+            shuffle_seed=self.training_args.seed if self.training_args.shuffle_samples else None,
+            cycle=self.progress.rollout_iteration,
+            repeat=repeat,
+        )
+
+    def replay(self, batch: SampleBatch) -> Iterator[Transition]:
+        """The stored stochastic transitions of a micro-batch."""
+        return transitions(batch, self.device)
+
+    def replay_forward(self, batch: SampleBatch, transition: Transition) -> StepOutput:
+        """The stored transition under the active weights: the same kernel as the rollout, with `next_state` given."""
+        plan = self.rollout_plan
+        return self.adapter.forward(
+            transition.state,
+            transition.times,
+            batch.condition,
+            plan.guidance,
+            dynamics=plan.dynamics,
+            noise_level=transition.noise_level,
+            next_state=transition.next_state,
+            compute_log_prob=True,
+            log_prob_normalised=plan.log_prob_normalised,
+        )
+
+    def backward_step(self, loss: Tensor, metrics: Mapping[str, Tensor | float], role: str | None = None) -> bool:
+        """Adds one loss term; at the end of its window reduces, guards, clips and steps.
+
+        Args:
+            loss: Scalar.
+            metrics: Numbers to average over the window ("*_max" are maximised).
+            role: The role to step; None is the first.
+
+        Returns:
+            True if the optimizer was stepped.
+        """
+        optimizer = self.roles.activate(role or next(iter(self.roles.roles)))
+        deadline = self.signals is not None and self.signals.overdue(self.training_args.signal_deadline_s)
+        report = optimizer.accumulate(
+            loss,
+            metrics,
+            self.accumulation_steps,
+            measure_change=not self._cycle_losses,
+            deadline_passed=deadline,
+        )
+        if report is None:
+            return False
+        if optimizer is self.roles.primary:
+            self.progress = replace(self.progress, optimizer_step=report.step)
+            self.result.losses.append(report.metrics["loss"])
+            self._cycle_losses.append(report.metrics["loss"])
+            self._note_first_update(report.metrics)
+        self.result.counts["optimizer_steps"] = self.result.counts.get("optimizer_steps", 0) + 1
+        self.tracker.log({f"{report.role}/{k}": v for k, v in report.metrics.items()}, report.step, kind="update")
+        return True
+
+    def _note_first_update(self, metrics: Mapping[str, float]) -> None:
+        """Keeps what shows whether the policy is on-policy and moves: the cycle's first update."""
+        if len(self._cycle_losses) > 1:
+            return
+        for name in ("ratio_deviation_max", "param_change_norm", "grad_norm", "clip_fraction", "kl"):
+            if name in metrics:
+                self._cycle_metrics[f"first_update/{name}"] = metrics[name]
+        if metrics.get("param_change_norm") == 0.0 and metrics["learning_rate"] > 0:
+            logger.warning(
+                "update %d changed no parameter: the policy does not move (are all advantages zero, or is the learning "
+                "rate below the resolution of the weights?)",
+                self.step,
+            )
+
+    def compute_advantages(
+        self, samples: list[BaseSample], rewards: Any = None, store_to_samples: bool = True
+    ) -> Tensor:
+        """Advantages of this rank's samples, [n], computed over complete groups of all ranks."""
+        assert self.advantage_processor is not None
+        advantages = self.advantage_processor.compute(samples, rewards)
+        if store_to_samples:
+            for sample, advantage in zip(samples, advantages.tolist(), strict=True):
+                sample.advantage = advantage
+        return advantages
+
+    def sampling_policy(self) -> AbstractContextManager[Any]:
+        """The weights that roll out: the live policy, unless the algorithm samples off-policy."""
+        return nullcontext()
+
+    def reference_policy(self) -> AbstractContextManager[Any]:
+        """The reference weights (`train.reference`: the pretrained base, or the start of the run)."""
+        return self.adapter.reference_policy()
+
+    def snapshot(self, name: str) -> AbstractContextManager[Any]:
+        """A named snapshot's weights."""
+        return self.adapter.snapshot(name)
+
+    def log_data(self, data: Mapping[str, float], step: int | None = None) -> None:
+        """Logs numbers under their names."""
+        self.tracker.log(dict(data), self.step if step is None else step, kind="data")
+
+    def seed_cycle(self, cycle: int) -> None:
+        """Seeds the global generators for code outside the toolkit (rewards, dropout); the toolkit draws from its own."""
+        setup.seed_everything(derive_seed(self.training_args.seed, Purpose.DATA, cycle=cycle, step=self.comm.rank))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a phase and names it in the progress display."""
+        start = time.perf_counter()
+        self.tracker.enter_phase(name, self.epoch, self.training_args.max_epochs)
+        yield
+        self.result.timings[name] = self.result.timings.get(name, 0.0) + time.perf_counter() - start
+
+    # ------------------------------------------------------------------------------------------------ boundaries
+    def evaluate(self) -> dict[str, float]:
+        """Generates and scores the evaluation sets with the EMA weights (if any), fixed seeds, and saves grids."""
+        with self.phase("evaluate"):
+            means = self.evaluator.run(self.epoch, self.step)
+        self._evaluated_epoch = self.epoch
+        self.result.evaluations.append({"cycle": float(self.epoch), **means})
+        return means
+
+    def save_checkpoint(self) -> None:
+        """Writes the whole training state atomically; all ranks call it."""
+        self._saved_epoch = self.epoch
+        with self.phase("checkpoint"):
+            self.result.checkpoint = self.checkpointer.save(
+                self.epoch,
+                run_state(self),
+                {"progress": self.progress.to_mapping(), "config": self.config.to_mapping()},
+                export=self.adapter.export_weights,
+            )
+
+    def load_checkpoint(self, path: Any) -> None:
+        """Restores everything `save_checkpoint` wrote; nothing is restored by halves."""
+        parts, _ = self.checkpointer.load(path)
+        load_run_state(self, parts)
+        self.result.checkpoint = path
+
+    def _resume(self) -> None:
+        path = setup.find_resume(self.config, self.checkpointer, self.run_dir)
+        if path is not None:
+            self.load_checkpoint(path)
+            self.tracker.resume(self.epoch, self.step, path)
+
+    def _boundary(self) -> None:
+        """What happens between cycles: evaluation, the checkpoint, then a pending signal.
+
+        Each is done once per cycle number, also when the run was stopped and resumed in between.
+        """
+        done = not self.should_continue_training()
+        if self._evaluation_due(done):
+            self.evaluate()
+        save_freq = self.config.log_args.save_freq
+        if self.epoch > 0 and self._saved_epoch != self.epoch and (done or (save_freq and self.epoch % save_freq == 0)):
+            self.save_checkpoint()
+        if not done and self.interrupt_requested():
+            self._leave("between two cycles")
+
+    def _evaluation_due(self, done: bool) -> bool:
+        every = self.config.eval_args.eval_freq
+        wanted = self.epoch == 0 or done or (every and self.epoch % every == 0)
+        return bool(every and wanted and self.evaluator.enabled and self._evaluated_epoch != self.epoch)
+
+    def interrupt_requested(self) -> bool:
+        """True on every rank once any rank has received SIGINT or SIGTERM. A collective: all ranks call it."""
+        return self.comm.any_true(self.signals is not None and self.signals.requested)
+
+    def check_interrupt(self) -> None:
+        """Drops the cycle if a signal has arrived; called where nothing has been changed yet."""
+        if self.interrupt_requested():
+            raise CycleDropped
+
+    def _leave(self, what: str) -> None:
+        self.save_checkpoint()
+        self._raise_interrupted(what)
+
+    def _raise_interrupted(self, what: str) -> None:
+        raise Interrupted(
+            f"stopped by a signal: {what}, and the state after {self.epoch} cycles was saved to "
+            f"{self.result.checkpoint}. Run the same command again to go on from there.",
+            self._signum(),
+        )
+
+    def _leave_unsaved(self) -> None:
+        raise Interrupted(
+            f"stopped by a signal: the optimisation phase did not finish within train.signal_deadline_s = "
+            f"{self.training_args.signal_deadline_s} seconds, so this cycle is lost and nothing was saved. The newest "
+            f"checkpoint is {self.result.checkpoint}. Raise the deadline if the scheduler allows it.",
+            self._signum(),
+        )
+
+    def _signum(self) -> int:
+        local = 0 if self.signals is None or self.signals.signum is None else int(self.signals.signum)
+        return max(self.comm.gather_objects(local)) or 15

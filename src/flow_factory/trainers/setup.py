@@ -1,0 +1,240 @@
+"""Building a trainer's parts from the configuration, in the order that finds mistakes before it spends time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flow_factory.contracts import ExecutionContract
+from flow_factory.errors import InputError
+from flow_factory.hparams import Arguments
+from flow_factory.hparams.geometry import Geometry, plan_geometry
+from flow_factory.trainers.rollouts import STORAGE_DTYPES, RolloutPlan, SDESteps, cycle_window, resolve_sde_steps
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from flow_factory.advantage.processor import AdvantageProcessor
+    from flow_factory.checkpoints.checkpointer import Checkpointer
+    from flow_factory.distributed import Comm
+    from flow_factory.models.abc import BaseAdapter
+    from flow_factory.rewards.buffer import RewardBuffer
+    from flow_factory.rewards.processor import RewardProcessor
+    from flow_factory.tracking.tracker import Tracker
+    from flow_factory.trainers.roles import RoleOptimizationCoordinator
+
+
+def build_accelerator(config: Arguments) -> Accelerator:
+    """accelerate's handle on devices, the process group and trackers. Precision is the adapter's business."""
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
+
+
+def build_comm(accelerator: Accelerator) -> Comm:
+    """The process group that accelerate has initialised."""
+    from flow_factory.distributed import Comm
+
+    return Comm.current(accelerator.device)
+
+
+def plan_run_geometry(config: Arguments, comm: Comm) -> Geometry:
+    """Batches, groups and accumulation of this run.
+
+    Raises:
+        InputError: If the world size differs from the configuration, or the numbers do not fit together.
+    """
+    if comm.world_size != config.num_processes:
+        raise InputError(
+            f"num_processes is {config.num_processes}, but {comm.world_size} processes are running. Set num_processes: "
+            f"{comm.world_size} (or start as many processes as the config says)."
+        )
+    return plan_geometry(config, comm.world_size)
+
+
+def preflight(config: Arguments, contract: ExecutionContract) -> None:
+    """Checks what needs imports but no model: that every reward class exists and takes its parameters.
+
+    Raises:
+        InputError: Naming the reward.
+    """
+    from flow_factory.rewards.build import check_rewards
+    from flow_factory.trainers.optim import learning_rate_schedule
+
+    if contract.needs_rewards:
+        check_rewards(config.reward_args)
+    if config.eval_reward_args is not None:
+        check_rewards(config.eval_reward_args)
+    learning_rate_schedule(
+        config.training_args.lr_scheduler, config.training_args.lr_warmup_steps, total_optimizer_steps(config, 1)
+    )
+
+
+def open_run(config: Arguments, comm: Comm, accelerator: Accelerator) -> tuple[Tracker, Path]:
+    """Creates or reopens the run folder, and its tracker."""
+    from flow_factory.tracking.run_folder import prepare_run_folder
+    from flow_factory.tracking.tracker import Tracker
+
+    run_dir: Path | None = None
+    error: BaseException | None = None
+    if comm.is_main:
+        try:
+            run_dir = prepare_run_folder(config)
+        except Exception as raised:  # all ranks must learn of it, whatever it is
+            error = raised
+    comm.raise_together(error)
+    folder = Path(comm.broadcast_object(None if run_dir is None else str(run_dir)))
+    return Tracker(config, folder, accelerator if comm.world_size > 0 else None), folder
+
+
+def build_adapter(config: Arguments, comm: Comm, variants: Sequence[str]) -> BaseAdapter:
+    """Loads the model."""
+    from flow_factory.models.registry import get_adapter_class
+
+    return get_adapter_class(config.model_args.model_type)(config, comm, snapshots=tuple(variants))
+
+
+def build_prompt_loader(
+    config: Arguments, adapter: BaseAdapter, comm: Comm, geometry: Geometry
+) -> tuple[Any, dict[str, Any]]:
+    """The rollout loader over the configured prompt datasets."""
+    from flow_factory.data_utils.loaders import build_prompt_loaders
+
+    return build_prompt_loaders(config, adapter, comm, geometry)
+
+
+def total_optimizer_steps(config: Arguments, steps_per_cycle: int) -> int | None:
+    """Length of the run in optimizer steps, if it has an end."""
+    arguments = config.training_args
+    ends = [] if arguments.max_epochs is None else [arguments.max_epochs * steps_per_cycle]
+    ends += [] if arguments.max_steps is None else [arguments.max_steps]
+    return min(ends) if ends else None
+
+
+def build_roles(
+    config: Arguments, adapter: BaseAdapter, geometry: Geometry, comm: Comm
+) -> RoleOptimizationCoordinator:
+    """One optimizer per trainable role, from the `optimizers:` entries (or the short form in `train:`)."""
+    from flow_factory.trainers.optim import build_optimizers, learning_rate_schedule
+    from flow_factory.trainers.roles import RoleOptimizationCoordinator, RoleOptimizer
+
+    roles = {}
+    total = total_optimizer_steps(config, geometry.updates_per_cycle)
+    for role in type(config.training_args).required_trainable_roles:
+        entry = config.optimizer_for(role)
+        parameters = adapter.trainable_parameters(role)
+        roles[role] = RoleOptimizer(
+            role=role,
+            parameters=parameters,
+            optimizers=build_optimizers(entry, parameters),
+            schedule=learning_rate_schedule(entry.lr_scheduler, entry.lr_warmup_steps, total),
+            base_lr=entry.learning_rate,
+            max_grad_norm=entry.max_grad_norm,
+            parallel=adapter.parallel,
+            comm=comm,
+            use_grad_scaler=adapter.compute_dtype == torch.float16,
+        )
+    return RoleOptimizationCoordinator(roles)
+
+
+def build_reward_processor(config: Arguments, comm: Comm, run_dir: Path, evaluation: bool = False) -> RewardProcessor:
+    """Scores samples with the training rewards, or with `eval_rewards` where they are given."""
+    from flow_factory.rewards.processor import RewardProcessor
+
+    arguments = config.eval_reward_args if evaluation and config.eval_reward_args is not None else config.reward_args
+    return RewardProcessor(arguments, comm, artifact_dir=run_dir / "failed_samples")
+
+
+def build_reward_buffer(config: Arguments, geometry: Geometry, comm: Comm, run_dir: Path) -> RewardBuffer:
+    """Buffers a cycle's samples and scores them, during the rollout where a reward is asynchronous."""
+    from flow_factory.rewards.buffer import RewardBuffer
+
+    return RewardBuffer(build_reward_processor(config, comm, run_dir))
+
+
+def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcessor:
+    """Gathers rewards over ranks and turns them into advantages."""
+    from flow_factory.advantage.processor import AdvantageProcessor
+
+    arguments: Any = config.training_args
+    return AdvantageProcessor(
+        arguments.advantage_aggregation, global_std=arguments.global_std, comm=comm, group_size=arguments.group_size
+    )
+
+
+def resolve_steps(config: Arguments, adapter: BaseAdapter) -> SDESteps:
+    """The run's grid and the steps of it that may be stochastic."""
+    arguments: Any = config.training_args
+    grid = adapter.sigma_grid(arguments.num_inference_steps, height=arguments.height, width=arguments.width)
+    return resolve_sde_steps(config.scheduler_args, grid)
+
+
+def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window: tuple[int, ...]) -> RolloutPlan:
+    """The rollout of a cycle whose stochastic steps are `window`."""
+    arguments: Any = config.training_args
+    scheduler = config.scheduler_args
+    eta = scheduler.noise_level
+    return RolloutPlan(
+        grid=steps.grid,
+        candidates=steps.candidates,
+        window=window,
+        noise_levels=tuple(eta if i in window else 0.0 for i in range(steps.grid.length)),
+        guidance=adapter.guidance(arguments.guidance_scale),
+        num_inference_steps=arguments.num_inference_steps,
+        height=arguments.height,
+        width=arguments.width,
+        dynamics=scheduler.dynamics_type,
+        log_prob_normalised=scheduler.log_prob_is_normalised,
+        storage_dtype=STORAGE_DTYPES[arguments.latent_storage_dtype],
+    )
+
+
+def build_eval_plan(config: Arguments, adapter: BaseAdapter, dataset: str) -> RolloutPlan:
+    """How an evaluation set is sampled: `eval:`, with the dataset's own resolution, steps and guidance over it."""
+    arguments = config.eval_args.for_dataset(config.data_args.dataset(dataset).eval)
+    scheduler = config.scheduler_args
+    grid = adapter.sigma_grid(arguments.num_inference_steps, height=arguments.height, width=arguments.width)
+    steps = resolve_sde_steps(scheduler, grid)
+    # "dynamics" evaluates the sampler that training sees; one fixed window keeps evaluations comparable.
+    window = cycle_window(scheduler, steps, config.training_args.seed, 0) if arguments.solver == "dynamics" else ()
+    return RolloutPlan(
+        grid=grid,
+        candidates=steps.candidates,
+        window=window,
+        noise_levels=tuple(scheduler.noise_level if i in window else 0.0 for i in range(grid.length)),
+        guidance=adapter.guidance(arguments.guidance_scale),
+        num_inference_steps=arguments.num_inference_steps,
+        height=arguments.height,
+        width=arguments.width,
+        dynamics=scheduler.dynamics_type,
+        log_prob_normalised=scheduler.log_prob_is_normalised,
+        storage_dtype=torch.float32,
+    )
+
+
+def build_checkpointer(config: Arguments, run_dir: Path, comm: Comm) -> Checkpointer:
+    """Writes and reads the run's checkpoints."""
+    from flow_factory.checkpoints.checkpointer import Checkpointer
+
+    return Checkpointer(run_dir / "checkpoints", comm, config.log_args.save_total_limit)
+
+
+def find_resume(config: Arguments, checkpointer: Checkpointer, run_dir: Path) -> Path | None:
+    """The checkpoint to go on from, by `train.resume`, or None for a fresh start."""
+    resume = config.training_args.resume
+    if resume == "never":
+        return None
+    return checkpointer.latest() if resume == "auto" else Path(resume)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of Python, NumPy and torch."""
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
