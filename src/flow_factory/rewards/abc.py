@@ -70,12 +70,10 @@ class BaseRewardModel(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype this reward computes in; `auto` is bfloat16 on an accelerator and float32 on CPU."""
+        """The dtype this reward's own network computes in."""
         import torch
 
-        name = self.config.dtype
-        if name == "auto":
-            name = "float32" if self.device == "cpu" else "bfloat16"
+        name: str = self.config.dtype
         aliases = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
         return getattr(torch, aliases.get(name, name))
 

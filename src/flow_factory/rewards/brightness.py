@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from flow_factory.errors import InputError
+from flow_factory.hparams.types import Fraction
 from flow_factory.rewards.abc import PointwiseRewardModel
 
 if TYPE_CHECKING:
-    from flow_factory.hparams import RewardArguments
     from flow_factory.samples import BaseSample, ImageSample
 
 REC_709 = (0.2126, 0.7152, 0.0722)
@@ -21,9 +20,9 @@ REC_709 = (0.2126, 0.7152, 0.0722)
 class BrightnessParams:
     """Settings of `brightness`."""
 
-    target: float | None = field(
+    target: Fraction | None = field(
         default=None,
-        metadata={"help": "Mean luminance to aim at, 0 (black) to 1 (white); null rewards brightness without bound."},
+        metadata={"help": "Mean luminance to aim at, 0 (black) to 1 (white); null: the brighter the better."},
     )
 
 
@@ -32,12 +31,6 @@ class Brightness(PointwiseRewardModel):
 
     required_fields = ("image",)
     Params = BrightnessParams
-
-    def __init__(self, config: RewardArguments) -> None:
-        super().__init__(config)
-        target = self.params.target
-        if target is not None and not 0 <= target <= 1:
-            raise InputError(f"rewards[{self.name}].params.target: {target} is not a luminance between 0 and 1.")
 
     def score(self, samples: Sequence[BaseSample]) -> list[float | None]:
         """One number per sample."""

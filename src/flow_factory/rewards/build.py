@@ -32,30 +32,43 @@ def check_reward_config(config: RewardArguments, sources: Iterable[str] = ()) ->
     check_sources(config, sources)
 
 
-def check_sources(config: RewardArguments, sources: Iterable[str]) -> None:
-    """Checks that `applicable_datasets` and a weight per dataset name datasets of the run, and all that apply.
+def check_rewards(config: MultiRewardArguments, sources: Iterable[str] = ()) -> None:
+    """Checks all entries of a section without building a model.
+
+    Args:
+        config: The section.
+        sources: Names of the datasets of the run; empty skips the check of names.
 
     Raises:
-        InputError: If a name is unknown, or an applicable dataset has no weight.
+        InputError: If an entry is wrong.
+    """
+    sources = list(sources)
+    for entry in config.reward_configs:
+        check_reward_config(entry, sources)
+
+
+def check_sources(config: RewardArguments, sources: Iterable[str]) -> None:
+    """Checks that `applicable_datasets` and a weight per dataset name datasets of the run, and agree.
+
+    Raises:
+        InputError: If a name is unknown, or a listed dataset has no weight.
     """
     known = list(sources)
     if not known:
         return
-    applicable = config.applicable_datasets if config.applicable_datasets is not None else known
-    listed = [("applicable_datasets", name) for name in applicable]
-    if isinstance(config.weight, dict):
-        listed += [("weight", name) for name in config.weight]
+    weights = list(config.weight) if isinstance(config.weight, dict) else None
+    listed = [("applicable_datasets", name) for name in config.applicable_datasets or ()]
+    listed += [("weight", name) for name in weights or ()]
     for field, name in listed:
         if name not in known:
             raise InputError(
                 f"rewards[{config.name}].{field}: there is no dataset {name!r}; the datasets are {', '.join(known)}."
             )
-    if isinstance(config.weight, dict):
-        missing = [name for name in applicable if name not in config.weight]
-        if missing:
+    for name in config.applicable_datasets or ():
+        if weights is not None and name not in weights:
             raise InputError(
-                f"rewards[{config.name}].weight has no entry for {', '.join(map(repr, missing))}; give a weight for "
-                "every dataset the reward applies to, or leave those out through applicable_datasets."
+                f"rewards[{config.name}].weight has no entry for {name!r}, which applicable_datasets lists; add a "
+                "weight or take the dataset out."
             )
 
 
@@ -97,14 +110,8 @@ def build_reward_models(
         sources: Names of the datasets of the run; empty skips the check of names.
 
     Raises:
-        InputError: If an entry is wrong or two entries share a name.
+        InputError: If an entry is wrong.
         RunError: If a reward's own constructor fails.
     """
-    names = [entry.name for entry in config.reward_configs]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"rewards: {names.count(name)} entries are called {name!r}; give each its own name.")
-    sources = list(sources)
-    for entry in config.reward_configs:
-        check_reward_config(entry, sources)
+    check_rewards(config, sources)
     return [build_reward_model(entry, device) for entry in config.reward_configs]

@@ -1,7 +1,7 @@
 """Size of the JPEG file: the two rewards of DDPO that need no judge.
 
-Black et al., "Training Diffusion Models with Reinforcement Learning" (arXiv 2305.13301): the size of the image's file as
-a JPEG of quality 95, in kilobytes (1000 bytes). Incompressibility maximises it, compressibility maximises its negative.
+Black et al., "Training Diffusion Models with Reinforcement Learning" (arXiv 2305.13301): the size of the image's file
+as a JPEG of quality 95, in kilobytes (1000 bytes). Incompressibility maximises it, compressibility its negative.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class RewardProcessor:
         config: The section; ignored where `models` is given.
         comm: This rank's view of the process group. Scoring itself is local: nothing is exchanged.
         device: This rank's device, for rewards whose device is `auto` or `cuda`.
-        artifact_dir: The run folder, where samples with a non-finite score are saved (`failed_samples/`).
+        artifact_dir: Where samples with a non-finite score are saved; None saves nothing.
         sources: Names of the run's datasets, to check those that the rewards mention; empty skips the check.
         groups_are_local: Whether all samples of a prompt are generated on one rank (see `samplers.is_rank_local`).
         group_size: K, to check that groupwise rewards see complete groups; None accepts any.
@@ -74,25 +74,17 @@ class RewardProcessor:
         """Reward names in the order of the configuration."""
         return tuple(self.models)
 
+    def names_for(self, source: str) -> list[str]:
+        """Names of the rewards that judge samples of dataset `source`."""
+        return [name for name in self.models if self.applies(name, source)]
+
     def applies(self, name: str, source: str) -> bool:
         """Whether reward `name` judges samples of dataset `source`."""
-        applicable = self.models[name].config.applicable_datasets
-        return applicable is None or source in applicable
-
-    def weight(self, name: str, source: str) -> float:
-        """Weight of reward `name` for dataset `source`; 0 where it does not apply."""
-        if not self.applies(name, source):
-            return 0.0
-        weight = self.models[name].config.weight
-        if isinstance(weight, dict):
-            if source not in weight:
-                raise InputError(f"rewards[{name}].weight has no entry for dataset {source!r}; add one.")
-            return float(weight[source])
-        return float(weight)
+        return self.models[name].config.applies_to(source)
 
     def weights_for(self, sample: BaseSample) -> dict[str, float]:
         """Weights of the rewards that apply to `sample`, by name."""
-        return {name: self.weight(name, sample.source) for name in self.models if self.applies(name, sample.source)}
+        return {name: self.models[name].config.weight_for(sample.source) for name in self.names_for(sample.source)}
 
     def score(self, samples: Sequence[BaseSample]) -> None:
         """Scores samples with every applicable reward and stores the results in `sample.rewards` (None: failed).

@@ -36,7 +36,7 @@ def check_scores(
         model: The reward model that returned it.
         samples: The samples it was asked to score.
         returned: What it returned.
-        artifact_dir: The run folder; a sample with a non-finite score is saved in its `failed_samples/`.
+        artifact_dir: Where a sample with a non-finite score is saved; None saves nothing.
 
     Returns:
         One float or None (failed) per sample.
@@ -85,11 +85,10 @@ def _check_score(model: BaseRewardModel, sample: BaseSample, value: Any, artifac
     )
 
 
-def save_failed_sample(sample: BaseSample, model: BaseRewardModel, artifact_dir: Path) -> Path:
+def save_failed_sample(sample: BaseSample, model: BaseRewardModel, folder: Path) -> Path:
     """Saves a sample's media as PNG (a video's frames side by side), and what is known of it as JSON beside it."""
     from PIL import Image
 
-    folder = artifact_dir / "failed_samples"
     folder.mkdir(parents=True, exist_ok=True)
     words = [model.name, sample.source, f"row{sample.index}", f"member{sample.member}", f"cycle{sample.key.cycle}"]
     path = folder / (re.sub(r"[^\w.-]+", "_", "-".join(words)) + ".png")

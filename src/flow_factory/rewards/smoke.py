@@ -28,10 +28,10 @@ def smoke_reward(
     *,
     processor: RewardProcessor | None = None,
     sample_class: type[BaseSample] = T2ISample,
-    prompt: str = "a photo of a cat",
+    prompt: str = "a red circle on a white background",
     metadata: Mapping[str, Any] | None = None,
     size: tuple[int, int] = (64, 64),
-) -> dict[str, float | None]:
+) -> list[float | None]:
     """Scores a blank (mid-gray) and a noise sample, through the checks that a run applies.
 
     Args:
@@ -44,7 +44,7 @@ def smoke_reward(
         size: Height and width in pixels.
 
     Returns:
-        Scores of the "blank" and the "noise" sample; None where the reward says it failed.
+        Scores of the blank and of the noise sample; None where the reward says it failed.
 
     Raises:
         InputError: If the reward needs a field that the samples do not have.
@@ -53,7 +53,8 @@ def smoke_reward(
     generator = torch.Generator().manual_seed(0)
     blank = torch.full((3, *size), 128, dtype=torch.uint8)
     noise = torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=generator)
-    source = (model.config.applicable_datasets or ["smoke"])[0]
+    weighted = list(model.config.weight) if isinstance(model.config.weight, dict) else []
+    source = (model.config.applicable_datasets or weighted or ["smoke"])[0]
     samples = [
         make_sample(sample_class, pixels, prompt, source, member, dict(metadata or {}))
         for member, pixels in enumerate((blank, noise))
@@ -65,7 +66,7 @@ def smoke_reward(
     finally:
         if processor is None:
             owner.close_loop()
-    return {"blank": scores[0], "noise": scores[1]}
+    return scores
 
 
 def make_sample(

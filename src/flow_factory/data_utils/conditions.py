@@ -1,0 +1,165 @@
+"""Encoded conditions for batches, from the cache or on the fly; a prompt is decoded once, whatever its group's size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flow_factory.data_utils.condition_cache import ConditionCache
+from flow_factory.data_utils.prompt_dataset import PromptDataset, PromptRecord
+from flow_factory.distributed import Comm
+from flow_factory.samples import Condition
+
+if TYPE_CHECKING:
+    from flow_factory.contracts import PipelineIOContract
+    from flow_factory.hparams import Arguments
+
+
+class ConditionEncoder(Protocol):
+    """The part of an adapter that loaders use."""
+
+    @property
+    def condition_class(self) -> type[Condition]:
+        """The adapter's condition type."""
+        ...
+
+    def encode_prompt(
+        self, prompts: list[str], negative_prompts: list[str | None] | None, need_negative: bool
+    ) -> Condition:
+        """Encodes prompts into a condition with one row each."""
+        ...
+
+    def collate_conditions(self, conditions: list[Any]) -> Any:
+        """Joins rows into one batch."""
+        ...
+
+    def encoder_identity(self) -> str:
+        """Text that changes whenever the encoders would give other values."""
+        ...
+
+
+class _Spec(Protocol):
+    @property
+    def io(self) -> PipelineIOContract: ...
+
+
+class _Guidance(Protocol):
+    def needs_negative(self) -> bool: ...
+
+
+class Adapter(ConditionEncoder, Protocol):
+    """The part of an adapter that building loaders needs."""
+
+    @property
+    def spec(self) -> _Spec:
+        """The model's static facts."""
+        ...
+
+    def guidance(self, guidance_scale: float) -> _Guidance:
+        """The guidance of a scale, which knows whether it needs negative conditions."""
+        ...
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """B rows to generate from; all of one source.
+
+    Attributes:
+        records: The prompt of each row.
+        members: Index of each row inside its group.
+        condition: Their conditions, collated, batch B. Batches over the same prompts may share it: not to be modified.
+    """
+
+    records: tuple[PromptRecord, ...]
+    members: tuple[int, ...]
+    condition: Condition
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def source(self) -> str:
+        """Name of the dataset that all rows come from."""
+        return self.records[0].source
+
+
+class ConditionSource:
+    """Conditions of records: from the cache, or encoded once per prompt and cycle, then collated.
+
+    Args:
+        cache: The cache (its files are used only if `prepare` was called on it).
+        encoder: The adapter.
+        on_the_fly: Forget everything at `start_cycle`, so that each prompt is encoded once per cycle.
+    """
+
+    def __init__(self, cache: ConditionCache, encoder: ConditionEncoder, on_the_fly: bool = False) -> None:
+        self.cache = cache
+        self.encoder = encoder
+        self.on_the_fly = on_the_fly
+        self._last: tuple[tuple[str, ...], Condition] | None = None
+
+    def start_cycle(self) -> None:
+        """Called when a loader starts a cycle."""
+        if self.on_the_fly:
+            self.cache.close()
+            self._last = None
+
+    def batch(self, records: Sequence[PromptRecord], members: Sequence[int]) -> PromptBatch:
+        """Builds a batch. A prompt is decoded once; consecutive batches over the same prompts share the condition."""
+        keys = tuple(self.cache.key(record) for record in records)
+        if self._last is None or self._last[0] != keys:
+            rows = {key: self.cache.row(record) for key, record in dict(zip(keys, records, strict=True)).items()}
+            self._last = (keys, self.encoder.collate_conditions([rows[key] for key in keys]))
+        return PromptBatch(tuple(records), tuple(members), self._last[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+
+def build_conditions(
+    config: Arguments, adapter: ConditionEncoder, comm: Comm, datasets: Sequence[PromptDataset], need_negative: bool
+) -> ConditionSource:
+    """Conditions of the datasets' prompts, encoded now unless `data.enable_preprocess` is false. All ranks call it."""
+    data = config.data_args
+
+    def encode(records: Sequence[PromptRecord]) -> Condition:
+        negatives = [record.negative_prompt for record in records] if need_negative else None
+        return adapter.encode_prompt([record.prompt for record in records], negatives, need_negative)
+
+    cache = ConditionCache(
+        data.cache_dir,
+        cache_identity(config, adapter),
+        condition_class=adapter.condition_class,
+        encode=encode,
+        need_negative=need_negative,
+        batch_size=data.preprocessing_batch_size,
+    )
+    if data.enable_preprocess:
+        records = [record for dataset in datasets for record in dataset]
+        cache.prepare(records, comm, share=_share(data.preprocess_parallelism, comm), force=data.force_reprocess)
+    return ConditionSource(cache, adapter, on_the_fly=not data.enable_preprocess)
+
+
+def cache_identity(config: Arguments, adapter: ConditionEncoder) -> dict[str, str]:
+    """What encoded values depend on besides the prompt: too much only encodes again, too little reads stale values."""
+    generation = config.train_generation
+    return {
+        "encoder": adapter.encoder_identity(),
+        "condition": f"{adapter.condition_class.__module__}.{adapter.condition_class.__qualname__}",
+        "dtype": f"{config.model_args.frozen_parameters_dtype} {config.mixed_precision}",
+        "max_length": str(getattr(generation, "max_sequence_length", None)),
+    }
+
+
+def needs_negative(adapter: Adapter, *guidance_scales: float) -> bool:
+    """Whether any of the scales (rollout, optimisation, evaluation) needs negative conditions."""
+    return any(adapter.guidance(scale).needs_negative() for scale in guidance_scales)
+
+
+def _share(parallelism: str, comm: Comm) -> tuple[int, int]:
+    """This rank's place among those that fill one folder: all ranks, or those of its node ("local")."""
+    if parallelism == "global" or comm.world_size == 1:
+        return comm.rank, comm.world_size
+    return int(os.environ.get("LOCAL_RANK", comm.rank)), int(os.environ.get("LOCAL_WORLD_SIZE", comm.world_size))
