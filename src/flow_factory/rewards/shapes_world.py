@@ -1,7 +1,7 @@
 """The embedded world: captions, pictures of them, and the rule that holds combinations out.
 
-The pipeline that ships with the package (`assets/tiny-sd3-shapes`) was trained on nothing but pictures drawn here, so that
-a reward can know exactly what a caption asks for, without a network. The grammar has three kinds of captions:
+The pipeline that ships with the package (`assets/tiny-sd3-shapes`) was trained on nothing but pictures drawn here, so
+that a reward can know exactly what a caption asks for, without a network. The grammar has three kinds of captions:
 
     a red circle on a white background                     one shape, 36 pixels, in the middle
     three blue squares on a black background               two to four shapes, 22 pixels, at fixed places for each count
@@ -89,7 +89,8 @@ class Scene:
         _check_word("colour", self.colour, tuple(COLOURS))
         if (self.shape is None) == (self.number is None):
             raise ValueError(
-                f"A scene shows either a shape or a number; got shape={self.shape!r} and number={self.number!r}. Set one of them."
+                f"A scene shows either a shape or a number; got shape={self.shape!r} and "
+                f"number={self.number!r}. Set one of them."
             )
         if self.shape is not None:
             _check_word("shape", self.shape, SHAPES)
@@ -115,7 +116,7 @@ def _check_word(what: str, word: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{what} {word!r} is not in this world. Use one of: {', '.join(known)}.")
 
 
-# --------------------------------------------------------------------------------------------------------------- captions
+# --- captions ---
 
 _SHAPES_CAPTION = re.compile(r"(\w+) (\w+) (\w+) on a (\w+) background")
 _NUMBER_CAPTION = re.compile(r"the number (\d+) in (\w+) on a (\w+) background")
@@ -156,7 +157,7 @@ def parse_caption(caption: str) -> Scene:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- pictures
+# --- pictures ---
 
 _POLYGONS: dict[str, tuple[tuple[float, float], ...]] = {
     "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
@@ -185,10 +186,10 @@ def _arc(cx: float, cy: float, rx: float, ry: float, start: float, stop: float) 
 _STROKES: tuple[tuple[list[tuple[float, float]], ...], ...] = (
     (_arc(0.5, 0.5, 0.5, 0.5, 0, 360),),
     ([(0.12, 0.22), (0.55, 0.0), (0.55, 1.0)], [(0.15, 1.0), (0.95, 1.0)]),
-    (_arc(0.5, 0.29, 0.48, 0.29, 190, 380) + [(0.0, 1.0), (1.0, 1.0)],),
+    ([*_arc(0.5, 0.29, 0.48, 0.29, 190, 380), (0.0, 1.0), (1.0, 1.0)],),
     (_arc(0.45, 0.26, 0.48, 0.26, 200, 450), _arc(0.45, 0.74, 0.55, 0.26, 270, 520)),
     ([(0.75, 1.0), (0.75, 0.0), (0.0, 0.68), (1.0, 0.68)],),
-    ([(0.92, 0.0), (0.1, 0.0), (0.06, 0.46)] + _arc(0.45, 0.69, 0.55, 0.31, 225, 510),),
+    ([(0.92, 0.0), (0.1, 0.0), (0.06, 0.46), *_arc(0.45, 0.69, 0.55, 0.31, 225, 510)],),
     (_arc(0.5, 0.69, 0.5, 0.31, 0, 360), [(0.78, 0.0), (0.3, 0.3), (0.02, 0.64)]),
     ([(0.0, 0.0), (1.0, 0.0), (0.35, 1.0)],),
     (_arc(0.5, 0.25, 0.42, 0.25, 0, 360), _arc(0.5, 0.74, 0.5, 0.26, 0, 360)),
@@ -196,9 +197,9 @@ _STROKES: tuple[tuple[list[tuple[float, float]], ...], ...] = (
 )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shape_stencil(shape: str, size: int) -> Image.Image:
-    """Mask of a shape at `SUPERSAMPLING` times its size in pixels: mode L, 255 inside, one pixel (`size` units) of margin."""
+    """Mask of a shape at `SUPERSAMPLING` times its size in pixels: mode L, 255 inside, one pixel of margin."""
     scale = SUPERSAMPLING
     side = (size + 2) * scale
     stencil = Image.new("L", (side, side), 0)
@@ -211,7 +212,7 @@ def shape_stencil(shape: str, size: int) -> Image.Image:
     return stencil
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def digit_stencil(digit: int) -> Image.Image:
     """Mask of a digit at `SUPERSAMPLING` times `GLYPH_WIDTH` x `GLYPH_HEIGHT` pixels: mode L, 255 inside."""
     scale, pen = SUPERSAMPLING, GLYPH_STROKE * SUPERSAMPLING
@@ -257,7 +258,7 @@ def render(scene: Scene, rng: np.random.Generator) -> Image.Image:
     return canvas.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)
 
 
-# ----------------------------------------------------------------------------------------------------- scenes and the split
+# --- scenes and the split ---
 
 
 def scenes(kind: Kind) -> Iterator[Scene]:

@@ -1,0 +1,54 @@
+"""Write the embedded prompt sets: `<output>/{shapes,singles,counts,numbers}/{train,test}.txt`.
+
+python scripts/tiny_pipeline/write_prompts.py --output src/flow_factory/assets/prompts
+
+Each side of the world's split goes to its own file, so no held-out combination is ever trained on. Sets that are larger
+than wanted are thinned at random, from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from flow_factory.rewards.shapes_world import Kind, Scene, Split, format_caption, scenes, split_of
+
+SIZES: dict[str, dict[Split, dict[Kind, int]]] = {
+    "shapes": {"train": {"single": 48, "count": 48, "number": 64}, "test": {"single": 20, "count": 20, "number": 24}},
+    "singles": {"train": {"single": 96}, "test": {"single": 48}},
+    "counts": {"train": {"count": 144}, "test": {"count": 48}},
+    "numbers": {"train": {"number": 160}, "test": {"number": 64}},
+}
+
+
+def choose(kind: Kind, split: Split, count: int, rng: np.random.Generator) -> list[Scene]:
+    """`count` different scenes of one side of the split; a quarter of the numbers have one digit."""
+    pool = [scene for scene in scenes(kind) if split_of(scene) == split]
+    if kind == "number":
+        short = [scene for scene in pool if len(scene.digits) == 1]
+        long = [scene for scene in pool if len(scene.digits) == 2]
+        parts = [(short, count // 4), (long, count - count // 4)]
+    else:
+        parts = [(pool, count)]
+    return [part[i] for part, size in parts for i in sorted(rng.choice(len(part), size, replace=False))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    for name, splits in SIZES.items():
+        rng = np.random.default_rng(arguments.seed)
+        for split, kinds in splits.items():
+            chosen = [scene for kind, count in kinds.items() for scene in choose(kind, split, count, rng)]
+            captions = [format_caption(chosen[i]) for i in rng.permutation(len(chosen))]
+            path = arguments.output / name / f"{split}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(captions) + "\n")
+
+
+if __name__ == "__main__":
+    main()
