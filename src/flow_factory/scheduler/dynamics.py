@@ -215,7 +215,7 @@ def transition_moments(
     batch = x.shape[0]
     dtype = torch.promote_types(torch.promote_types(x.dtype, velocity.dtype), torch.float32)
     # A number and a tensor that holds it must give the same bits: both pass through the state's precision first.
-    eta = torch.as_tensor(noise_level, device=x.device).to(dtype)
+    eta = torch.as_tensor(noise_level, device=x.device, dtype=dtype)
     rows = {"sigma": sigma, "sigma_next": sigma_next, "noise_level": eta}
     if index is not None:
         rows["index"] = index
@@ -286,6 +286,6 @@ def effective_std(dynamics: Dynamics | str, sigmas: Tensor, noise_level: float) 
         float64 [T].
     """
     steps = sigmas.shape[0] - 1
-    eta = torch.full((steps,), float(noise_level), dtype=torch.float32, device=sigmas.device)
+    eta = torch.full((steps,), float(noise_level), dtype=sigmas.dtype, device=sigmas.device)
     index = torch.arange(steps, device=sigmas.device)
     return transition_coefficients(dynamics, sigmas[:-1], sigmas[1:], eta, index).std

@@ -39,9 +39,9 @@ def parse_dynamics(name: Dynamics | str) -> Dynamics:
     try:
         return Dynamics(name)
     except ValueError:
-        known = [d.value for d in Dynamics]
-        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        known = {d.value.lower(): d.value for d in Dynamics}
+        near = difflib.get_close_matches(str(name).lower().replace("_", "-"), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {known[near[0]]!r}?" if near else ""
         raise InputError(
-            f"unknown dynamics {name!r} (scheduler.dynamics_type).{hint} Known: {', '.join(known)}."
+            f"unknown dynamics {name!r} (scheduler.dynamics_type).{hint} Known: {', '.join(known.values())}."
         ) from None

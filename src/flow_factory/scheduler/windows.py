@@ -119,12 +119,7 @@ def select_window(
     size = len(allowed) if num_sde_steps is None else num_sde_steps
     where = f"steps {allowed}" + (f" of scheduler.sde_window_range ({lo}, {hi})" if window_range is not None else "")
     if not allowed:
-        raise InputError(
-            f"no step can be stochastic: candidates {list(indices)}"
-            + (f", none in scheduler.sde_window_range ({lo}, {hi})" if window_range is not None else "")
-            + ". Use SDE dynamics with a noise level above 0, at least 2 steps, a lower scheduler.noise_level, or name "
-            "the steps in scheduler.sde_steps."
-        )
+        raise InputError(_none_allowed(candidates, indices, window_range))
     if not 1 <= size <= len(allowed):
         raise InputError(
             f"scheduler.num_sde_steps is {size}, but {len(allowed)} step(s) can be stochastic ({where}). Use 1 to "
@@ -155,3 +150,22 @@ def select_window(
         stops = starts[::stride]
         start = stops[(cycle // interval) % len(stops)]
     return tuple(range(start, start + size))
+
+
+def _none_allowed(
+    candidates: Candidates | Sequence[int], indices: Sequence[int], window_range: tuple[int, int] | None
+) -> str:
+    if indices and window_range is not None:
+        return (
+            f"no step can be stochastic: of the candidates {list(indices)}, none is in scheduler.sde_window_range "
+            f"{window_range} (lo <= step < hi). Widen the range."
+        )
+    if isinstance(candidates, Candidates) and candidates.exceeding:
+        return (
+            f"no step can be stochastic: steps {list(candidates.exceeding)} would add more noise than their target "
+            f"level holds. Lower scheduler.noise_level, take more steps, or name the steps in scheduler.sde_steps."
+        )
+    return (
+        "no step can be stochastic. Use SDE dynamics (scheduler.dynamics_type), scheduler.noise_level above 0 and at "
+        "least 2 steps (the last one never is)."
+    )
