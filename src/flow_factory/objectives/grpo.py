@@ -55,8 +55,7 @@ def grpo_loss(
     # max(-A rho, -A clip(rho)) is -A min(rho, 1 + c_hi) for A > 0 and -A max(rho, 1 + c_lo) for A < 0.
     above, below = log_ratio > log_hi, log_ratio < log_lo
     cut = (above & (advantages >= 0)) | (below & (advantages <= 0))
-    bound = torch.where(above, log_hi, log_lo).to(log_ratio.dtype)
-    terms = -advantages * torch.where(cut, bound, log_ratio).exp()
+    terms = -advantages * torch.where(cut, log_ratio.detach().clamp(log_lo, log_hi), log_ratio).exp()
     # A = 0 has no term, and 0 * exp(large) would be NaN.
     terms = torch.where(advantages == 0, torch.zeros_like(terms), terms)
     if weights is not None:
