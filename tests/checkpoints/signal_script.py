@@ -27,7 +27,7 @@ def until_asked() -> None:
         say("ready")
         while not guard.requested:
             time.sleep(0.01)
-        say(f"requested {guard.signum} {guard.deadline(0.0)} {guard.deadline(60.0)} {59 < guard.remaining(60) <= 60}")
+        say(f"requested {guard.signum} {guard.overdue(0.0)} {guard.overdue(60.0)} {59 < guard.remaining(60) <= 60}")
     say(f"threads {threading.active_count()} default {signal.getsignal(signal.SIGTERM) == signal.SIG_DFL}")
     sys.exit(guard.exit_code)
 

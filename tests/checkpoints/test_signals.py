@@ -18,9 +18,9 @@ SCRIPT = Path(__file__).parent / "signal_script.py"
 
 
 def start(case: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), case], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, str(SCRIPT), case]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def is_running(pid: int) -> bool:
@@ -86,7 +86,7 @@ def test_forked_workers_do_not_inherit_the_guard():
 def test_flag_is_set_when_the_signal_returns_and_handlers_come_back():
     former = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
     with SignalGuard() as guard:
-        assert (guard.requested, guard.exit_code, guard.deadline(0.0)) == (False, 0, False)
+        assert (guard.requested, guard.exit_code, guard.overdue(0.0)) == (False, 0, False)
         os.kill(os.getpid(), signal.SIGTERM)
         assert guard.requested and guard.exit_code == 143
         with SignalGuard() as inner:

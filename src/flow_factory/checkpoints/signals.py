@@ -67,7 +67,7 @@ class SignalGuard:
         """Seconds left until `seconds` after the first signal; infinite without a signal, negative when passed."""
         return math.inf if self.signum is None else self._requested_at + seconds - time.monotonic()
 
-    def deadline(self, seconds: float) -> bool:
+    def overdue(self, seconds: float) -> bool:
         """Whether the first signal came at least `seconds` ago."""
         return self.remaining(seconds) <= 0
 

@@ -1,0 +1,250 @@
+"""The one place that a run reports to: metrics.jsonl always, an experiment tracker if asked for, progress lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flow_factory.checkpoints.atomic import atomic_write_json, atomic_write_text
+from flow_factory.checkpoints.values import dumps
+from flow_factory.tracking.backends import require_backend
+from flow_factory.tracking.environment import write_environment
+from flow_factory.tracking.metrics import MetricsWriter
+from flow_factory.tracking.progress import ProgressDisplay, format_duration, format_number
+from flow_factory.tracking.redaction import redact
+from flow_factory.tracking.run_folder import METRICS, release_run_folder
+
+if TYPE_CHECKING:
+    from flow_factory.hparams import Arguments
+
+logger = logging.getLogger(__name__)
+
+# Phases between two cycles: what is logged in them belongs to the cycle that is finished.
+_BOUNDARY_PHASES = ("evaluate", "checkpoint")
+
+
+class Tracker:
+    """Writes a run's metrics, pictures and progress. Ranks other than 0 may call everything; it does nothing there.
+
+    Args:
+        config: The resolved configuration.
+        run_dir: The run folder, prepared.
+        accelerator: Says which process is the main one and how many there are; None for a single process.
+
+    Raises:
+        InputError: If the package of `log.logging_backend` is not installed.
+    """
+
+    def __init__(self, config: Arguments, run_dir: Path, accelerator: Any = None) -> None:
+        self.run_dir = run_dir
+        self.is_main = accelerator is None or bool(accelerator.is_main_process)
+        self._world_size = 1 if accelerator is None else int(accelerator.num_processes)
+        self._cycle = 0
+        self._metrics: MetricsWriter | None = None
+        self._backend: Any = None  # an accelerate GeneralTracker
+        require_backend(config.log_args.logging_backend)
+        self.display = ProgressDisplay(enabled=self.is_main and config.log_args.verbose)
+        if self.is_main:
+            self._metrics = MetricsWriter(run_dir / METRICS)
+            write_environment(run_dir, self._world_size, config.training_args.seed)
+            self._backend = _start_backend(config, run_dir)
+
+    # ---------------------------------------------------------------------------------------------------- numbers
+    def log(self, metrics: Mapping[str, Any], step: int, kind: str = "data") -> None:
+        """One row of metrics of the present cycle.
+
+        Args:
+            metrics: Names and scalars.
+            step: Optimizer steps taken so far.
+            kind: "update", "cycle", "eval" or another word.
+        """
+        self._write(metrics, step, kind, self._cycle)
+
+    def log_cycle(self, cycle: int, step: int, metrics: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+        """The row and the line of a finished cycle.
+
+        Args:
+            cycle: Finished cycles.
+            step: Optimizer steps taken so far.
+            metrics: The cycle's numbers.
+            seconds: Wall-clock seconds by phase.
+        """
+        self._cycle = cycle
+        timings = {f"seconds/{name}": value for name, value in seconds.items()}
+        self._write({**metrics, **timings}, step, "cycle", cycle)
+        self.display.end_cycle(cycle, metrics)
+
+    def log_evaluation(self, cycle: int, step: int, means: Mapping[str, float]) -> None:
+        """The row and the line of an evaluation."""
+        self._write(means, step, "eval", cycle)
+        self.display.end_phase()
+        if means:
+            numbers = " | ".join(f"{name} {format_number(value)}" for name, value in means.items())
+            self.display.line(f"evaluation after cycle {cycle} | {numbers}")
+
+    def log_images(self, name: str, path: Path, cycle: int) -> None:
+        """Shows a saved picture in the experiment tracker, where it can show pictures."""
+        log_images = getattr(self._backend, "log_images", None)
+        if log_images is None or self._backend is None:
+            return
+        import numpy
+        from PIL import Image
+
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+        if self._backend.name == "tensorboard":
+            self._guard(log_images, {name: numpy.asarray(picture)[None]}, cycle, dataformats="NHWC")
+        else:
+            # These trackers count steps themselves: they refuse one that is smaller than an earlier one.
+            self._guard(log_images, {name: [picture]})
+
+    # --------------------------------------------------------------------------------------------------- progress
+    def enter_phase(self, name: str, finished_cycles: int, max_epochs: int | None) -> None:
+        """Begins a phase, in the progress lines too.
+
+        Args:
+            name: "rollout", "feedback", "optimize", "evaluate" or "checkpoint".
+            finished_cycles: Cycles finished so far.
+            max_epochs: `train.max_epochs`.
+        """
+        self._cycle = finished_cycles + (name not in _BOUNDARY_PHASES)
+        self.display.enter_phase(name, self._cycle, max_epochs)
+
+    def progress(self, name: str, total: int, unit: str = "images") -> AbstractContextManager[Callable[[int], None]]:
+        """Counts this rank's units of work inside a phase; the numbers shown are those of all ranks.
+
+        Returns:
+            A context manager that yields a function to be called with the number of units just done.
+        """
+        return self.display.count(name, total, unit, self._world_size)
+
+    # ------------------------------------------------------------------------------------------------- life of a run
+    def resume(self, cycle: int, step: int, checkpoint: Path) -> None:
+        """Goes on after a checkpoint: rows written after it are dropped, for they will be written again.
+
+        Args:
+            cycle: Finished cycles of the checkpoint.
+            step: Optimizer steps of the checkpoint.
+            checkpoint: Where it is.
+        """
+        self._cycle = cycle
+        if self._metrics is not None:
+            dropped = self._metrics.truncate_after(cycle, step)
+            if dropped:
+                logger.info("dropped %d rows of metrics that were written after %s", dropped, checkpoint.name)
+        self.display.line(f"resumed from {checkpoint} after cycle {cycle}")
+
+    def finish(self, result: Any) -> None:
+        """Writes `result.json` and the closing lines.
+
+        Args:
+            result: A TrainingResult: `to_mapping()`, `timings`, `checkpoint`.
+        """
+        self.display.end_phase()
+        if self.is_main:
+            atomic_write_text(self.run_dir / "result.json", dumps(result.to_mapping(), indent=1) + "\n")
+        took = result.timings.get("total")
+        self.display.line(
+            f"finished after cycle {self._cycle}"
+            + (f" in {format_duration(took)}" if took else "")
+            + f" | {self.run_dir}"
+        )
+
+    def close(self) -> None:
+        """Ends the files and the experiment tracker, and lets go of the run folder; may be called twice."""
+        self.display.end_phase()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._backend is not None:
+            self._guard(self._backend.finish)
+            self._backend = None
+        if self.is_main:
+            release_run_folder(self.run_dir)
+
+    # ---------------------------------------------------------------------------------------------------- details
+    def _write(self, metrics: Mapping[str, Any], step: int, kind: str, cycle: int) -> None:
+        if self._metrics is not None:
+            self._metrics.log(metrics, step, kind, cycle)
+        if self._backend is not None:
+            named = {f"{kind}/{name}": value for name, value in _scalars(metrics).items()}
+            if self._backend.name in ("tensorboard", "mlflow"):
+                axis = step if kind in ("update", "data") else cycle
+                self._guard(self._backend.log, named, axis)
+            else:
+                # One monotonic step for all kinds is what these expect; the two counters go along as axes to plot by.
+                self._guard(self._backend.log, {**named, f"{kind}/step": step, f"{kind}/cycle": cycle})
+
+    def _guard(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """A tracker that fails (network, quota) must not end a run of many hours: it is left out from then on."""
+        try:
+            call(*args, **kwargs)
+        except Exception:
+            logger.exception("log.logging_backend failed and is left out from now on; metrics.jsonl goes on.")
+            self._backend = None
+
+
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
+    return {name: value for name, value in plain.items() if isinstance(value, (int, float))}
+
+
+def _start_backend(config: Arguments, run_dir: Path) -> Any:
+    """Starts the experiment tracker of `log.logging_backend` through accelerate's class for it."""
+    name = config.log_args.logging_backend
+    if name is None or name == "none":
+        return None
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    project, folder = config.log_args.project, run_dir / "trackers"
+    folder.mkdir(exist_ok=True)
+    run_id = _run_id(run_dir)
+    arguments: dict[str, Any] = {
+        "tensorboard": {"logging_dir": str(folder)},
+        "wandb": {"name": run_dir.name, "id": run_id, "resume": "allow", "dir": str(folder)},
+        "swanlab": {
+            "experiment_name": run_dir.name,
+            "id": run_id,
+            "resume": "allow",
+            "logdir": str(folder / "swanlab"),
+        },
+        "trackio": {"name": run_dir.name, "resume": "allow"},
+        "mlflow": {"run_name": run_dir.name},
+    }[name]
+    tracker = LOGGER_TYPE_TO_CLASS[name](run_dir.name if name == "tensorboard" else project, **arguments)
+    tracker.start()
+    flat = _flatten(redact(config.to_mapping()))
+    if name == "tensorboard":
+        # add_hparams of TensorBoard would write another run folder; the text shows up beside the curves.
+        tracker.tracker.add_text("config", "```json\n" + json.dumps(flat, indent=1, default=str) + "\n```")
+    else:
+        tracker.store_init_configuration(flat)
+    return tracker
+
+
+def _run_id(run_dir: Path) -> str:
+    """An identity that a resumed run shares with its beginning."""
+    path = run_dir / "tracker.json"
+    if path.exists():
+        return str(json.loads(path.read_text(encoding="utf-8"))["run_id"])
+    run_id = secrets.token_hex(8)
+    atomic_write_json(path, {"run_id": run_id})
+    return run_id
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as one mapping of dotted keys to scalars."""
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in items:
+        flat |= _flatten(item, f"{prefix}.{key}" if prefix else key)
+    return flat
