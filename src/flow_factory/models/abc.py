@@ -1,0 +1,419 @@
+"""BaseAdapter: what every model shares, so that an adapter says only what is peculiar to its model.
+
+A model is loading, one velocity, initial latents and decoding. The denoising loop (`rollout.py`), one step of it
+(`step.py`), LoRA and full copies (`lora.py`, `weights.py`), variants and snapshots, dtypes and export live beside this
+file and are composed here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from flow_factory.distributed import Comm
+from flow_factory.errors import InputError, RunError
+from flow_factory.hparams import Arguments, ModelSpec, get_model_spec
+from flow_factory.hparams.builtin import resolve_builtin
+from flow_factory.models import components, export, rollout, step
+from flow_factory.models.bundle import ModelBundle
+from flow_factory.models.guidance import GuidanceSpec
+from flow_factory.models.lora import LoraSettings, select_targets
+from flow_factory.models.parallel import Parallel
+from flow_factory.models.snapshots import Snapshot, load_strict
+from flow_factory.models.variants import Variants
+from flow_factory.models.weights import FIRST_ROLE, FullWeights, LoraWeights, Weights
+from flow_factory.samples import BaseSample, ComponentTimes, Condition, Grid, LatentState, T2ISample
+from flow_factory.scheduler.grid import pipeline_grid
+
+ConditionT = TypeVar("ConditionT", bound=Condition)
+REFERENCE = "reference"
+
+
+class BaseAdapter(ABC, Generic[ConditionT]):
+    """A pipeline made trainable.
+
+    Construction loads the pipeline, freezes it, and creates the live roles of the training arguments. The trainer then
+    declares snapshots (`add_reference`, `add_snapshot`) and calls `prepare`, after which no variant can be added.
+
+    Attributes:
+        sample_class: The sample type of one example, and `media_field`, its field that holds the decoded media.
+        spec: The model's static facts.
+        pipeline: The diffusers pipeline, for its helpers and configuration.
+        bundle: The root of all trained components.
+        weights: Their roles and snapshots.
+        trained_components: Names of the components in training.
+    """
+
+    sample_class: ClassVar[type[BaseSample]] = T2ISample
+    media_field: ClassVar[str] = "image"
+    condition_class: ClassVar[type[Condition]] = Condition
+
+    def __init__(self, config: Arguments, comm: Comm | None = None) -> None:
+        self.config = config
+        self.comm = comm or Comm.single()
+        self.device = self.comm.device
+        self.spec: ModelSpec = get_model_spec(config.model_args.model_type)
+        model = config.model_args
+        self.compute_dtype = components.autocast_dtype(config.mixed_precision, self.device)
+        self._dtypes = components.DtypePolicy.from_fields(
+            model.trainable_parameters_dtype, model.frozen_parameters_dtype, self.compute_dtype
+        )
+        self.trained_components: tuple[str, ...] = tuple(model.components)
+        self.pipeline: Any = self.load_pipeline()
+        self._modules = components.pipeline_modules(self.pipeline)
+        self._check_components()
+        components.freeze(self._modules.values())
+        for name, module in self._modules.items():
+            # Parts are loaded in the dtype they are held in; only those asked to load in another are cast.
+            components.place(module, self.device, self._dtype_of(name) if name in model.component_load_dtypes else None)
+        self.bundle = ModelBundle({name: self._modules[name] for name in self.trained_components})
+        self.weights: Weights = self._make_weights()
+        for role in config.training_args.required_trainable_roles:
+            if role not in self.weights.roles:
+                self.weights.add_role(role)
+        self.variants = Variants(self.weights)
+        self.parallel = Parallel.create("replicated")
+        self._root: nn.Module | None = None
+        self._base_reference: Snapshot | None = None
+        self._enable_gradient_checkpointing()
+
+    # What a model says about itself --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def load_pipeline(self) -> Any:
+        """The diffusers pipeline, on CPU; see `load_diffusers`."""
+
+    @abstractmethod
+    def predict_velocity(
+        self, state: LatentState, times: ComponentTimes, condition: ConditionT, guidance: GuidanceSpec
+    ) -> LatentState:
+        """The guided velocity v = noise - data of the network; called inside autocast."""
+
+    @abstractmethod
+    def prepare_latents(
+        self, condition: ConditionT, generators: Sequence[torch.Generator], height: int, width: int
+    ) -> LatentState:
+        """Initial noise, float32 on the device, row i from `generators[i]` as the pipeline would draw it."""
+
+    @abstractmethod
+    def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Any]:
+        """One decoded medium per row, on CPU (uint8 [C, H, W] for images): what the pipeline's PIL output holds."""
+
+    def encode_prompt(
+        self, prompts: Sequence[str], negative_prompts: Sequence[str | None] | None = None, need_negative: bool = False
+    ) -> ConditionT:
+        """Encodes prompts, and negative prompts (None = "") if they are needed; batch B, on the device."""
+        raise NotImplementedError(f"{type(self).__name__} takes no text.")
+
+    def grid_arguments(self, num_steps: int, state: LatentState, condition: Any) -> dict[str, Any]:
+        """What the pipeline's `__call__` passes to `set_timesteps` besides the number: `sigmas`, `timesteps`, `mu`."""
+        return {}
+
+    def sigma_grid(self, num_steps: int, state: LatentState, condition: Any) -> Grid:
+        """The grid that the pipeline would walk from `state`, on the device."""
+        arguments = self.grid_arguments(num_steps, state, condition)
+        return pipeline_grid(self.pipeline.scheduler, num_steps, device=self.device, **arguments)
+
+    def timestep_for_sigma(self, sigma: Tensor) -> Tensor:
+        """The network's time input for a freely drawn sigma."""
+        return 1000.0 * sigma
+
+    def network_state(self, state: LatentState, condition: ConditionT) -> LatentState:
+        """What the network sees of a state (composed first frames, appended references)."""
+        return state
+
+    def finalize_state(self, state: LatentState, condition: ConditionT) -> LatentState:
+        """The final latents as the decoder takes them."""
+        return state
+
+    def scheduler_output(self, component: str, velocity: Tensor, state: Tensor, times: ComponentTimes) -> Tensor:
+        """What the pipeline's scheduler takes as model output, from the toolkit's velocity (`solver: pipeline`)."""
+        return velocity
+
+    def guidance(self, guidance_scale: float) -> GuidanceSpec:
+        """The guidance meant by `guidance_scale`."""
+        return GuidanceSpec(scale=guidance_scale)
+
+    def collate_conditions(self, conditions: Sequence[ConditionT]) -> ConditionT:
+        """Joins conditions along the batch; models with ragged conditions pad here."""
+        return type(conditions[0]).cat(list(conditions))
+
+    def prepare_condition_state(self, condition: ConditionT) -> ConditionT:
+        """Work done once per batch (encoding condition media with the VAE, for instance)."""
+        return condition
+
+    @property
+    def supports_output_encoding(self) -> bool:
+        """True if `encode_output_state` is implemented, which dataset-driven trainers need."""
+        return type(self).encode_output_state is not BaseAdapter.encode_output_state
+
+    def encode_output_state(
+        self, media: Sequence[Any], generators: Sequence[torch.Generator] | None = None
+    ) -> LatentState:
+        """Latents of given media, the inverse of `decode_latents`; a posterior sample if generators are given."""
+        raise InputError(f"model.model_type {self.spec.key!r} cannot encode its output media for offline training.")
+
+    def make_sample(self, *, media: Any, **fields: Any) -> BaseSample:
+        """One generated example; `fields` are the other fields of `sample_class`."""
+        return self.sample_class(**{self.media_field: media}, **fields)
+
+    # What the base does with it ------------------------------------------------------------------------------------
+
+    inference = rollout.inference
+    forward = step.forward
+    predict = step.predict
+    export_lora = export.export_lora
+    save_full = export.save_full
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("inference", "forward", "predict"):
+            if name in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__} overrides {name}(), which is final: one rollout and one step serve sampling and "
+                    f"replay. Override predict_velocity, network_state, sigma_grid or another hook."
+                )
+
+    def load_diffusers(self, cls: type[Any]) -> Any:
+        """Loads a pipeline of a diffusers class from `model.model_name_or_path`, with the run's dtypes."""
+        model = self.config.model_args
+        names = {name: self._dtype_of(name) for name in [*self._dtypes.by_component, *self.trained_components]}
+        dtypes = {**names, "default": self._dtypes.frozen}
+        for name, dtype in model.component_load_dtypes.items():
+            dtypes[name] = components.parse_dtype(dtype, f"model.component_load_dtypes.{name}")
+        return components.load_pipeline_class(cls, resolve_builtin(model.model_name_or_path, "model"), dtypes)
+
+    def network(self, name: str) -> Callable[..., Any]:
+        """A component as a callable that goes through the prepared root if it is trained."""
+        if self._root is None:
+            self.prepare()
+        route = self.weights.route(name)
+        if route in self.bundle.component_names:
+            assert self._root is not None
+            return functools.partial(self._root, route)
+        return self._modules[name]
+
+    def network_input(self, name: str, tensor: Tensor) -> Tensor:
+        """Casts an input to the component's own dtype where no autocast does it."""
+        return tensor if self.compute_dtype is not None else tensor.to(self._dtype_of(name))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of one forward: the run's, whatever surrounds it; without a cache that could outlive it."""
+        enabled = self.compute_dtype is not None
+        dtype = self.compute_dtype or torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+    def encoder_identity(self) -> str:
+        """Identifies the encoders by content: bytes of their folders, dtypes and generation arguments."""
+        model = self.config.model_args
+        names = [n for n in self.pipeline.components if n.startswith(("text_encoder", "tokenizer", "image_encoder"))]
+        folder = components.checkpoint_folder(resolve_builtin(model.model_name_or_path, "model"))
+        parts = {
+            "files": components.folder_digest(folder, names),
+            "dtypes": {name: str(self._dtype_of(name)) for name in names if name in self._modules},
+            "generation": asdict(self.config.train_generation),
+            "adapter": f"{type(self).__module__}.{type(self).__qualname__}",
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    # Modes ---------------------------------------------------------------------------------------------------------
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Sampling mode: no dropout. Takes effect at once; as a context manager it also restores the former mode."""
+        return self._mode(False)
+
+    def eval(self) -> AbstractContextManager[None]:
+        """Evaluation mode, as `rollout`."""
+        return self._mode(False)
+
+    def train(self) -> AbstractContextManager[None]:
+        """Training mode, as `rollout` but with dropout."""
+        return self._mode(True)
+
+    def _mode(self, training: bool) -> AbstractContextManager[None]:
+        before = self.bundle.training
+        self.bundle.train(training)
+
+        @contextmanager
+        def restore() -> Iterator[None]:
+            try:
+                yield
+            finally:
+                self.bundle.train(before)
+
+        return restore()
+
+    # Variants and snapshots ----------------------------------------------------------------------------------------
+
+    def trainable_parameters(self, role: str = FIRST_ROLE) -> dict[str, nn.Parameter]:
+        """A role's parameters by stable names (their names in the bundle), in order."""
+        if role not in self.weights.roles:
+            raise self.weights.unknown(role)
+        return self.weights.roles[role]
+
+    def use_component_variant(self, variant: str | None) -> AbstractContextManager[None]:
+        """Forwards inside see a role, a snapshot, or (None) the base beneath all LoRA adapters."""
+        return self.variants.use(variant)
+
+    def snapshot(self, name: str) -> AbstractContextManager[None]:
+        """Forwards inside see the snapshot's weights, without gradients."""
+        if name not in self.weights.snapshots:
+            raise self.weights.unknown(name)
+        return self.variants.use(name)
+
+    def reference_policy(self) -> AbstractContextManager[None]:
+        """Forwards inside see the reference: the pretrained base, or the run's start (`train.reference`)."""
+        if REFERENCE in self.weights.snapshots:
+            return self.variants.use(REFERENCE)
+        if isinstance(self.weights, LoraWeights) and self.config.training_args.reference == "base":
+            return self.variants.use(None)
+        raise RunError("no reference was declared; call adapter.add_reference() before adapter.prepare().")
+
+    def pin(self, role: str = FIRST_ROLE) -> AbstractContextManager[None]:
+        """Holds a role from a differentiated forward until its backward; entering another variant inside raises."""
+        return self.variants.pin(role)
+
+    def add_snapshot(self, name: str, role: str = FIRST_ROLE, device: str = "auto") -> Snapshot:
+        """Declares frozen float32 weights that start as the role's weights at the start of the run.
+
+        Args:
+            name: How to refer to it.
+            role: Whose weights it follows.
+            device: Where full copies are kept ("cpu" saves device memory); LoRA adapters stay with their layers.
+        """
+        if self._root is not None:
+            raise RunError(f"snapshot {name!r} was declared after prepare(); declare variants before the optimizer.")
+        return self.weights.add_snapshot(name, role, None if device == "auto" else torch.device(device))
+
+    def add_reference(self, device: str = "auto") -> None:
+        """Declares the reference. With LoRA and `reference: base` it needs no storage."""
+        base = self.config.training_args.reference == "base"
+        if REFERENCE in self.weights.snapshots or (base and isinstance(self.weights, LoraWeights)):
+            return
+        snapshot = self.add_snapshot(REFERENCE, device=device)
+        if base:
+            self._base_reference = snapshot
+
+    def prepare(self) -> None:
+        """Loads `model.resume_path`, lets all ranks start equal, fixes requires_grad and builds the root. Once."""
+        if self._root is not None:
+            return
+        self._load_initial_weights()
+        for parameters in self.weights.roles.values():
+            self.parallel.broadcast_parameters(parameters.values(), self.comm)
+        for snapshot in self.weights.snapshots.values():
+            if snapshot is not self._base_reference:
+                snapshot.copy_from_role()
+        self.weights.freeze_choices()
+        self._root = self.parallel.prepare(self.bundle)
+
+    def variant_state(self) -> dict[str, dict[str, dict[str, Tensor]]]:
+        """All roles and snapshots by parameter name, for checkpoints: {"roles": {...}, "snapshots": {...}}."""
+        roles = {role: {n: p.detach() for n, p in params.items()} for role, params in self.weights.roles.items()}
+        return {"roles": roles, "snapshots": {n: s.state_dict() for n, s in self.weights.snapshots.items()}}
+
+    def load_variant_state(self, state: dict[str, dict[str, dict[str, Tensor]]]) -> None:
+        """Restores `variant_state`, strictly.
+
+        Raises:
+            InputError: If roles, snapshots, names or shapes differ from this run's.
+        """
+        for kind, known in (("roles", self.weights.roles), ("snapshots", self.weights.snapshots)):
+            if set(state[kind]) != set(known):
+                raise InputError(f"the saved state has {kind} {sorted(state[kind])}; this run has {sorted(known)}.")
+        for role, parameters in self.weights.roles.items():
+            load_strict(parameters, state["roles"][role], f"role {role!r}")
+        for name, snapshot in self.weights.snapshots.items():
+            snapshot.load_state_dict(state["snapshots"][name])
+
+    # Construction details ------------------------------------------------------------------------------------------
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        in_full = self.config.model_args.finetune_type == "full" and name in self.trained_components
+        return self._dtypes.of(name, trained_in_full=in_full)
+
+    def _check_components(self) -> None:
+        for name in self.trained_components:
+            if name not in self._modules:
+                raise InputError(
+                    f"model.target_components: the pipeline has no network {name!r}; it has {sorted(self._modules)}."
+                )
+
+    def _make_weights(self) -> Weights:
+        model = self.config.model_args
+        if model.finetune_type == "full":
+            return FullWeights(self.bundle, self.trained_components)
+        if self._resume_kind() == "full":
+            for name in self.trained_components:
+                export.load_full(name, self.bundle.component(name), str(model.resume_path))
+        targets: dict[str, list[str]] = {}
+        for name in self.trained_components:
+            wanted = self.spec.default_lora_targets if model.target_modules == "all" else model.target_modules
+            targets[name] = select_targets(self.bundle.component(name), wanted, self.spec.dead_modules)
+        settings = LoraSettings(
+            rank=model.lora_rank,
+            alpha=model.lora_alpha if model.lora_alpha is not None else 2 * model.lora_rank,
+            init=model.lora_init,
+            seed=self.config.training_args.seed,
+            dtype=self._dtypes.trainable,
+        )
+        return LoraWeights(self.bundle, targets, settings, model.lora_adapter_name)
+
+    def _resume_kind(self) -> str | None:
+        """What `model.resume_path` holds: "lora", "full", or None if the weights are not read here."""
+        model = self.config.model_args
+        if model.resume_path is None or model.resume_type == "state":
+            return None
+        if model.resume_type is not None:
+            return model.resume_type
+        full = any((Path(model.resume_path) / name).is_dir() for name in self.trained_components)
+        return "full" if full else "lora"
+
+    @torch.no_grad()
+    def _load_initial_weights(self) -> None:
+        path, kind = self.config.model_args.resume_path, self._resume_kind()
+        if path is None or kind is None:
+            return
+        if isinstance(self.weights, LoraWeights):
+            if kind == "lora":
+                self._load_lora(self.weights, path)
+        elif kind == "full":
+            for name in self.trained_components:
+                export.load_full(name, self.bundle.component(name), path)
+        else:
+            raise InputError(
+                f"model.resume_path: {path!r} holds a LoRA, but model.finetune_type is 'full'. Use finetune_type: "
+                f"lora, or start from full weights."
+            )
+        first = self.weights.roles[FIRST_ROLE]
+        for role, parameters in self.weights.roles.items():
+            if role != FIRST_ROLE:
+                for source, target in zip(first.values(), parameters.values(), strict=True):
+                    target.copy_(source)
+
+    def _load_lora(self, weights: LoraWeights, path: str) -> None:
+        found = export.read_lora(path)
+        foreign = sorted(set(found) - set(self.trained_components))
+        if foreign:
+            raise InputError(f"model.resume_path: {path!r} holds LoRA weights for {foreign}, which are not trained.")
+        for name in self.trained_components:
+            weights.layers.load_folded(weights.adapter_name(FIRST_ROLE), name, found.get(name, {}), path)
+
+    def _enable_gradient_checkpointing(self) -> None:
+        if not self.config.training_args.enable_gradient_checkpointing:
+            return
+        for name in self.bundle.component_names:
+            module: Any = self.bundle.component(name)
+            if not hasattr(module, "enable_gradient_checkpointing"):
+                raise InputError(f"train.enable_gradient_checkpointing: {type(module).__name__} does not support it.")
+            module.enable_gradient_checkpointing()

@@ -1,0 +1,201 @@
+"""Loading a pipeline's parts: where the checkpoint lies, in which dtype each part is held, and who it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from packaging.version import Version
+from torch import nn
+
+from flow_factory.errors import InputError
+
+DTYPES: dict[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
+
+
+def parse_dtype(name: str, place: str) -> torch.dtype:
+    """The dtype called `name`.
+
+    Raises:
+        InputError: Naming `place`, the configuration field.
+    """
+    if name not in DTYPES:
+        raise InputError(f"{place}: {name!r} is not a dtype. Known: {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def autocast_dtype(mixed_precision: str, device: torch.device) -> torch.dtype | None:
+    """The compute dtype of forwards, or None for no autocast.
+
+    Args:
+        mixed_precision: "no", "bf16", "fp16" or "auto" (bf16 on a CUDA device that has it, else "no").
+        device: Where forwards run.
+
+    Raises:
+        InputError: For another value.
+    """
+    if mixed_precision == "auto":
+        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bf16 else None
+    if mixed_precision == "no":
+        return None
+    if mixed_precision in ("bf16", "fp16"):
+        return DTYPES[mixed_precision]
+    raise InputError(f"mixed_precision: {mixed_precision!r} is not one of 'auto', 'no', 'bf16', 'fp16'.")
+
+
+@dataclass(frozen=True)
+class DtypePolicy:
+    """In which dtype each component is held.
+
+    Attributes:
+        trainable: Master weights of what is trained; fp32 unless asked otherwise, because a bf16 weight swallows
+            updates below 1/256 of its size.
+        frozen: Default of everything else.
+        by_component: Exceptions, by component name.
+    """
+
+    trainable: torch.dtype
+    frozen: torch.dtype
+    by_component: Mapping[str, torch.dtype]
+
+    @classmethod
+    def from_fields(
+        cls, trainable: str, frozen: str | Mapping[str, str] | None, compute: torch.dtype | None
+    ) -> DtypePolicy:
+        """Reads the two `model.*_parameters_dtype` fields.
+
+        Args:
+            trainable: `trainable_parameters_dtype`.
+            frozen: `frozen_parameters_dtype`: one dtype, a dtype per component, or None: the compute dtype, the VAE
+                excepted, which stays fp32 (half-precision decoders band and overflow).
+            compute: The autocast dtype, or None.
+        """
+        place = "model.frozen_parameters_dtype"
+        master = parse_dtype(trainable, "model.trainable_parameters_dtype")
+        default = compute or torch.float32
+        if isinstance(frozen, str):
+            return cls(master, parse_dtype(frozen, place), {})
+        exceptions = {"vae": torch.float32}
+        for name, dtype in (frozen or {}).items():
+            exceptions[name] = parse_dtype(dtype, f"{place}.{name}")
+        return cls(master, exceptions.get("default", default), exceptions)
+
+    def of(self, component: str, *, trained_in_full: bool) -> torch.dtype:
+        """The dtype of a component's own weights (LoRA adapters inside it are always `trainable`)."""
+        return self.trainable if trained_in_full else self.by_component.get(component, self.frozen)
+
+
+def checkpoint_folder(path: str) -> Path:
+    """The local folder of a checkpoint; a hub name is downloaded (or found in the cache).
+
+    Raises:
+        InputError: If there is neither such a folder nor such a repository.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise InputError(f"model.model_name_or_path: there is no folder {path!r}.")
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(str(DiffusionPipeline.download(path)))
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        raise InputError(
+            f"model.model_name_or_path: {path!r} is neither a folder nor a model that could be downloaded: {error}"
+        ) from error
+
+
+def load_pipeline_class(cls: type[Any], path: str, dtypes: Mapping[str, torch.dtype] | None = None) -> Any:
+    """Loads a diffusers pipeline on CPU, each component in its own dtype.
+
+    Args:
+        cls: The pipeline class.
+        path: A folder or a hub name.
+        dtypes: Component name to dtype; "default" covers the rest.
+
+    Raises:
+        InputError: If the folder holds another kind of pipeline or cannot be read.
+    """
+    folder = checkpoint_folder(path)
+    index_file = folder / "model_index.json"
+    if not index_file.is_file():
+        raise InputError(f"model.model_name_or_path: {path!r} has no model_index.json; it is no diffusers pipeline.")
+    index = json.loads(index_file.read_text())
+    if index.get("_class_name") != cls.__name__:
+        raise InputError(
+            f"model.model_name_or_path: {path!r} holds a {index.get('_class_name')}, but model.model_type needs a "
+            f"{cls.__name__}. Change one of the two."
+        )
+    # `from_pretrained` reads [null, null] as "missing" unless the caller says that the part is meant to be absent.
+    absent = {name: None for name, value in index.items() if isinstance(value, list) and value == [None, None]}
+    keyword = "dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype"
+    keywords: dict[str, Any] = {keyword: dict(dtypes or {"default": torch.float32}), **absent}
+    try:
+        return cls.from_pretrained(str(folder), **keywords)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"model.model_name_or_path: {path!r} could not be loaded: {error}") from error
+
+
+def pipeline_modules(pipeline: Any) -> dict[str, nn.Module]:
+    """The pipeline's neural networks by component name."""
+    return {name: module for name, module in pipeline.components.items() if isinstance(module, nn.Module)}
+
+
+def freeze(modules: Iterable[nn.Module]) -> None:
+    """Turns gradients and dropout off."""
+    for module in modules:
+        module.requires_grad_(False)
+        module.eval()
+
+
+def place(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    """Moves a module, and gives weights that lie unaligned in a mapped file storage of their own.
+
+    Matrix products on CPU round differently for operands that are not aligned to 64 bytes, so the same weights read
+    from another file layout would give other bits.
+    """
+    module.to(device=device)
+    if dtype is not None:
+        module.to(dtype=dtype)
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.device.type == "cpu" and tensor.data_ptr() % 64 != 0:
+            tensor.data = tensor.data.clone()
+
+
+def folder_digest(folder: Path, subfolders: Iterable[str]) -> str:
+    """A SHA-256 over the names and bytes of all files below some of a checkpoint's folders.
+
+    A file of the hub's cache is a link to a blob named by its own SHA-256; that name is taken for the bytes.
+    """
+    digest = hashlib.sha256()
+    for subfolder in sorted(subfolders):
+        for file in sorted(p for p in (folder / subfolder).rglob("*") if p.is_file()):
+            digest.update(f"{file.relative_to(folder).as_posix()}\0{_file_digest(file)}\0".encode())
+    return digest.hexdigest()
+
+
+def _file_digest(file: Path) -> str:
+    blob = file.resolve()
+    if blob.parent.name == "blobs" and len(blob.name) == 64:
+        return blob.name
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,66 @@
+"""Classifier-free guidance as a value: pure, frozen, and without memory between steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flow_factory.samples import ComponentTimes
+
+
+@dataclass(frozen=True)
+class GuidanceSpec:
+    """How positive and negative predictions are combined.
+
+    Attributes:
+        scale: Guidance weight w of "Classifier-Free Diffusion Guidance" (Ho and Salimans, arXiv 2207.12598) as the
+            diffusers pipelines count it: 1 is the positive prediction alone. Guidance is active when scale > 1.
+        sigma_window: (low, high), inclusive: guide only where sigma lies inside; None = everywhere.
+        step_window: (low, high) fractions of the grid: guide only steps with low <= index / T < high; None = all. Off
+            the grid (sigma drawn freely) the window does not apply.
+        rescale: phi of "Common Diffusion Noise Schedules and Sample Steps are Flawed" (Lin et al., arXiv 2305.08891,
+            equation 16): share of the guided prediction rescaled to the positive prediction's std; 0 = off.
+    """
+
+    scale: float = 1.0
+    sigma_window: tuple[float, float] | None = None
+    step_window: tuple[float, float] | None = None
+    rescale: float = 0.0
+
+    def needs_negative(self) -> bool:
+        """True if some step may ask for a negative prediction."""
+        return self.scale > 1.0
+
+    def rows(self, times: ComponentTimes) -> Tensor | None:
+        """Which rows are guided, bool [B]; None stands for all of them (there is no window)."""
+        if self.sigma_window is None and self.step_window is None:
+            return None
+        sigma = next(iter(times.components.values())).sigma
+        guided = torch.ones_like(sigma, dtype=torch.bool)
+        if self.sigma_window is not None:
+            guided &= (sigma >= self.sigma_window[0]) & (sigma <= self.sigma_window[1])
+        if self.step_window is not None and times.index is not None and times.length is not None:
+            fraction = times.index / times.length
+            guided &= (fraction >= self.step_window[0]) & (fraction < self.step_window[1])
+        return guided
+
+    def active(self, times: ComponentTimes) -> bool:
+        """True if at least one row of this step needs a negative prediction."""
+        if not self.needs_negative():
+            return False
+        rows = self.rows(times)
+        return rows is None or bool(rows.any())
+
+    def combine(self, positive: Tensor, negative: Tensor, times: ComponentTimes) -> Tensor:
+        """The guided prediction, [B, ...]; rows outside a window are the positive prediction bit for bit."""
+        guided = negative + self.scale * (positive - negative)
+        if self.rescale > 0.0:
+            dims = tuple(range(1, positive.ndim))
+            ratio = positive.std(dim=dims, keepdim=True) / guided.std(dim=dims, keepdim=True)
+            guided = self.rescale * (guided * ratio) + (1.0 - self.rescale) * guided
+        rows = self.rows(times)
+        if rows is None:
+            return guided
+        return torch.where(rows.view(-1, *([1] * (positive.ndim - 1))), guided, positive)
