@@ -1,0 +1,61 @@
+"""How a command fails: one message on stderr and an exit code; a traceback only with `--debug`."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from flow_factory.errors import FlowFactoryError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_DEBUG = "FLOW_FACTORY_DEBUG"
+
+
+def _set_debug(value: bool) -> bool:
+    if value:
+        os.environ[_DEBUG] = "1"  # the environment, so that worker processes know it too
+    return value
+
+
+DebugOption = Annotated[
+    bool, typer.Option("--debug", callback=_set_debug, help="Show the traceback of an error.", show_default=False)
+]
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """Turns exceptions of a command into a message and an exit code: 2 for input, 1 for a failure, 130 for Ctrl-C."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except FlowFactoryError as error:
+            _fail(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            _fail("interrupted.", 130)
+        except BrokenPipeError:
+            raise  # the reader of our output has gone; typer ends quietly
+        except Exception as error:
+            hint = "" if os.environ.get(_DEBUG) else "\nRun the command again with --debug for the traceback."
+            _fail(f"{type(error).__name__}: {error}{hint}", 1)
+
+    return run
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    if os.environ.get(_DEBUG) and sys.exc_info()[0] is not None:
+        import traceback
+
+        traceback.print_exc()
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("error: ", "bold red"), message))
+    raise SystemExit(code)

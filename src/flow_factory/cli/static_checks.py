@@ -1,0 +1,205 @@
+"""Checks of the files and names that a configuration refers to, with nothing heavy imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flow_factory.data_utils.prompt_files import (
+    PromptRow,
+    check_media_files,
+    find_prompt_file,
+    has_split,
+    media_folders,
+    read_prompts,
+)
+from flow_factory.errors import InputError
+from flow_factory.hparams import (
+    Arguments,
+    ConfigError,
+    DatasetArguments,
+    DatasetEvalSpec,
+    DatasetTrainSpec,
+    Geometry,
+    Problem,
+    plan_geometry,
+)
+from flow_factory.hparams.errors import Path as ConfigPath
+from flow_factory.hparams.errors import nearest
+from flow_factory.hparams.local_model import inspect_local_model
+from flow_factory.registry import import_dotted
+from flow_factory.rewards.registry import reward_keys
+
+
+@dataclass
+class StaticReport:
+    """What the checks found out.
+
+    Attributes:
+        lines: Facts about the run, for people.
+        warnings: What is allowed but doubtful.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_statically(config: Arguments) -> StaticReport:
+    """Checks model folder, prompt files, media files, rewards and resume paths.
+
+    Raises:
+        ConfigError: With everything that is wrong.
+    """
+    checker = _StaticChecker(config)
+    checker.model()
+    geometry = plan_geometry(config)
+    checker.training_data(geometry)
+    checker.evaluation_data()
+    checker.rewards()
+    checker.paths()
+    if checker.problems:
+        raise ConfigError(checker.problems)
+    checker.report.lines += geometry.describe()
+    checker.steps()
+    return checker.report
+
+
+class _StaticChecker:
+    def __init__(self, config: Arguments) -> None:
+        self.config = config
+        self.report = StaticReport()
+        self.problems: list[Problem] = []
+
+    def _add(self, path: ConfigPath, message: str) -> None:
+        self.problems.append(Problem(path, message, self.config.origins.place(path)))
+
+    def model(self) -> None:
+        """The checkpoint, as far as it is local."""
+        found = inspect_local_model(self.config)
+        self.problems += found.problems
+        self.report.warnings += found.warnings
+        arguments = self.config.model_args
+        where = f" ({found.folder})" if found.folder is not None else " (from the Hub; not checked)"
+        self.report.lines.append(f"trainer: {self.config.trainer_key}, {arguments.finetune_type}")
+        self.report.lines.append(f"model: {arguments.model_type}, {arguments.model_name_or_path}{where}")
+
+    def training_data(self, geometry: Geometry) -> None:
+        """Every training split can be read and is large enough for a cycle."""
+        if not self.config.training_args.execution_contract.generates:
+            return  # stored examples have another format, checked by their own loader
+        for index, source in enumerate(self.config.data_args.sources()):
+            spec = source.train or DatasetTrainSpec()
+            if not spec.enabled:
+                continue
+            path = self._dataset_path(index)
+            rows = self._read(source, spec.split, path)
+            if rows is None:
+                continue
+            distinct = len(dict.fromkeys((row.prompt, row.negative_prompt, row.media) for row in rows))
+            usable = min(distinct, spec.max_dataset_size or distinct)
+            per_cycle = geometry.per_source[source.name]
+            if per_cycle > usable:
+                self._add(
+                    ("train", "unique_sample_num_per_epoch"),
+                    f"draws {per_cycle} distinct prompts per cycle from dataset {source.name!r}, which has {usable}; "
+                    f"lower it or add prompts.",
+                )
+            repeats = f" ({len(rows) - distinct} exact duplicates left out)" if len(rows) > distinct else ""
+            self.report.lines.append(f"train prompts: {usable} from {source.dataset_dir} ({spec.split}){repeats}")
+
+    def evaluation_data(self) -> None:
+        """Every evaluation split can be read."""
+        if not self.config.eval_args.eval_freq:
+            return
+        evaluated = 0
+        for index, source in enumerate(self.config.data_args.sources()):
+            spec = source.eval
+            if spec is None:
+                spec = DatasetEvalSpec()
+                try:
+                    if not has_split(source.dataset_dir, spec.split):
+                        continue
+                except InputError:
+                    continue  # an unknown built-in name, already reported for training
+            if not spec.enabled:
+                continue
+            evaluated += 1
+            rows = self._read(source, spec.split, (*self._dataset_path(index)[:-1], "dataset_dir"))
+            if rows is not None:
+                count = min(len(rows), spec.max_dataset_size or len(rows))
+                self.report.lines.append(f"eval prompts: {count} from {source.dataset_dir} ({spec.split})")
+        if not evaluated:
+            self.report.warnings.append(
+                "no dataset has a test split, so nothing is evaluated (eval.eval_freq: 0 says so)."
+            )
+
+    def _dataset_path(self, index: int) -> ConfigPath:
+        if self.config.data_args.datasets is None:
+            return ("data", "dataset_dir")
+        return ("data", "datasets", index, "dataset_dir")
+
+    def _read(self, source: DatasetArguments, split: str, path: ConfigPath) -> list[PromptRow] | None:
+        try:
+            file = find_prompt_file(source.dataset_dir, split)
+            rows = read_prompts(file, self.config.spec.io)
+            folders = media_folders(source.dataset_dir, source.image_dir, source.video_dir, source.audio_dir)
+            check_media_files(rows, folders, file)
+        except InputError as error:
+            problem = Problem(path, str(error), self.config.origins.place(path))
+            if str(problem) not in map(str, self.problems):
+                self.problems.append(problem)
+            return None
+        return rows
+
+    def rewards(self) -> None:
+        """Every reward model exists; a dotted path is imported, a built-in one is only looked up."""
+        for section, rewards in (("rewards", self.config.reward_args), ("eval_rewards", self.config.eval_reward_args)):
+            for index, reward in enumerate(rewards.reward_configs if rewards is not None else []):
+                self._named((section, index, "reward_model"), reward.reward_model or "", reward_keys(), "reward model")
+                self.report.lines.append(f"{section}: {reward.name} = {reward.reward_model}, weight {reward.weight}")
+        aggregation = getattr(self.config.training_args, "advantage_aggregation", "")
+        if "." in aggregation:
+            self._named(("train", "advantage_aggregation"), aggregation, [], "advantage estimator")
+
+    def _named(self, path: ConfigPath, key: str, known: Iterable[str], kind: str) -> None:
+        known = list(known)
+        if key.lower() in known:
+            return
+        if "." in key:
+            try:
+                import_dotted(key, kind)
+            except InputError as error:
+                self._add(path, str(error))
+            return
+        close = nearest(key, known, cutoff=0.4)
+        hint = f" Did you mean {close!r}?" if close else ""
+        self._add(path, f"there is no {kind} {key!r}.{hint} Known: {', '.join(known)}; or give a dotted path.")
+
+    def paths(self) -> None:
+        """Paths to resume from."""
+        resume = self.config.training_args.resume
+        if resume not in ("auto", "never") and not Path(resume).expanduser().exists():
+            close = nearest(resume, ["auto", "never"])
+            hint = f" Did you mean {close}?" if close else ""
+            self._add(
+                ("train", "resume"), f"the checkpoint {resume!r} does not exist; use auto, never or a path.{hint}"
+            )
+        weights = self.config.model_args.resume_path
+        if weights is not None and not Path(weights).expanduser().exists() and weights.count("/") != 1:
+            self._add(("model", "resume_path"), f"{weights!r} does not exist; give a folder, a file, or a Hub id.")
+
+    def steps(self) -> None:
+        """Which steps are stochastic, as far as it is known without the model's grid."""
+        scheduler, training = self.config.scheduler_args, self.config.training_args
+        if training.paradigm != "coupled":
+            return
+        if scheduler.sde_steps is not None:
+            candidates = f"indices {scheduler.sde_steps}"
+        else:
+            candidates = "those that the model's grid allows, resolved when it is loaded"
+        count = "all" if scheduler.num_sde_steps is None else str(scheduler.num_sde_steps)
+        self.report.lines.append(
+            f"steps: {training.num_inference_steps} ({scheduler.dynamics_type}, noise {scheduler.noise_level:g}); "
+            f"{count} stochastic per cycle ({scheduler.sde_window}) of {candidates}"
+        )

@@ -1,0 +1,278 @@
+"""Rules that span fields or sections, checked before any model loads. All violations are reported together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from flow_factory.errors import InputError
+from flow_factory.hparams.arguments import OPTIMIZER_SHORT_FORM, Arguments
+from flow_factory.hparams.errors import Path, Problem, nearest
+from flow_factory.hparams.geometry import find_geometry
+from flow_factory.hparams.training_args import TrainingArguments
+from flow_factory.registry import Registry, load_plugins
+
+_KNOWN_AGGREGATIONS = ("sum", "gdpo")
+
+
+def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list[Problem]) -> None:
+    """Collects everything that does not fit together.
+
+    Args:
+        config: A configuration whose single fields are valid.
+        given: The fields that were written, by section.
+        problems: Receives the problems.
+    """
+    check = _Checker(config, given, problems)
+    check.dynamics()
+    check.feedback()
+    check.rewards()
+    check.guidance()
+    check.processes()
+    check.optimizers()
+    check.components()
+    check.acceleration()
+    if not problems:
+        find_geometry(config, None, problems)
+
+
+def check_world_size(config: Arguments, world_size: int) -> None:
+    """Raises an InputError if the processes that a launcher started are not those of the configuration."""
+    if world_size != config.num_processes:
+        place = config.origins.place(("num_processes",))
+        raise InputError(
+            f"num_processes is {config.num_processes} ({place}), but the launcher started {world_size}. Group geometry "
+            f"depends on it: set num_processes={world_size}, or start {config.num_processes} processes."
+        )
+
+
+class _Checker:
+    def __init__(self, config: Arguments, given: Mapping[str, set[str]], problems: list[Problem]) -> None:
+        self.config, self.given, self.problems = config, given, problems
+        self.args = config.training_args
+
+    def add(self, path: Path, message: str) -> None:
+        self.problems.append(Problem(path, message, self.config.origins.place(path)))
+
+    def dynamics(self) -> None:
+        """Coupled trainers need transition densities on steps that exist."""
+        scheduler, args = self.config.scheduler_args, self.args
+        if scheduler.dynamics_type not in (*self.config.spec.dynamics, "ODE"):
+            known = ", ".join(self.config.spec.dynamics)
+            self.add(
+                ("scheduler", "dynamics_type"),
+                f"{scheduler.dynamics_type!r} is not defined for model {self.config.spec.key!r}; use one of {known}.",
+            )
+        if args.paradigm != "coupled" or not isinstance(args, TrainingArguments):
+            return
+        if scheduler.dynamics_type == "ODE":
+            self.add(
+                ("scheduler", "dynamics_type"),
+                f"'ODE' has no transition density, which trainer {args.trainer_type!r} needs; use Flow-SDE, Dance-SDE "
+                f"or CPS.",
+            )
+        elif scheduler.noise_level == 0:
+            self.add(
+                ("scheduler", "noise_level"),
+                f"0 makes every step deterministic, but trainer {args.trainer_type!r} needs transition densities; use "
+                f"for instance 0.7.",
+            )
+        steps = args.num_inference_steps
+        if steps < 2:
+            self.add(
+                ("train", "num_inference_steps"),
+                f"is {steps}; the last step is never stochastic, so trainer {args.trainer_type!r} needs at least 2.",
+            )
+            return
+        late = [index for index in scheduler.sde_steps or [] if index > steps - 2]
+        if late:
+            self.add(
+                ("scheduler", "sde_steps"),
+                f"{late} cannot be stochastic: of {steps} steps the indices 0 to {steps - 2} can (the last never is).",
+            )
+        elif scheduler.num_sde_steps is not None and scheduler.num_sde_steps > steps - 1:
+            self.add(
+                ("scheduler", "num_sde_steps"),
+                f"is {scheduler.num_sde_steps}, but of {steps} steps at most {steps - 1} can be stochastic (the last "
+                f"never is); lower it or raise train.num_inference_steps.",
+            )
+
+    def feedback(self) -> None:
+        """Rewards where a trainer wants them, and nowhere else."""
+        contract, rewards = self.args.execution_contract, self.config.reward_args.reward_configs
+        trainer = self.config.trainer_key
+        if contract.needs_rewards and not rewards:
+            self.add(
+                ("rewards",),
+                f"trainer {trainer!r} learns from rewards but none is given; add for instance "
+                f"`rewards: {{reward_model: jpeg_compressibility}}` (flow-factory list rewards).",
+            )
+        if not contract.needs_rewards and rewards:
+            self.add(
+                ("rewards",), f"trainer {trainer!r} takes no rewards; remove them, or use eval_rewards for evaluation."
+            )
+        if contract.needs_rewards and isinstance(self.args, TrainingArguments) and self.args.group_size < 2:
+            self.add(
+                ("train", "group_size"),
+                f"is {self.args.group_size}, so every advantage would be zero; samples of a prompt are compared with "
+                f"each other: use at least 2.",
+            )
+        aggregation = getattr(self.args, "advantage_aggregation", "gdpo")
+        if aggregation not in _KNOWN_AGGREGATIONS and "." not in aggregation:
+            self._registered(
+                ("train", "advantage_aggregation"), aggregation, _KNOWN_AGGREGATIONS, "flow_factory.advantage"
+            )
+
+    def _registered(self, path: Path, key: str, builtin: tuple[str, ...], package: str) -> None:
+        """A key outside the built-in ones is right only if a plugin registered it, which loaded the package."""
+        keys = _plugin_keys(package)
+        if key.lower() in keys:
+            return
+        known = sorted({*builtin, *keys})
+        close = nearest(key, known, cutoff=0.4)
+        hint = f" Did you mean {close!r}?" if close else ""
+        self.add(path, f"{key!r} is not one of {', '.join(map(repr, known))}, nor a dotted path.{hint}")
+
+    def rewards(self) -> None:
+        """Rewards refer to datasets that exist and can have an effect."""
+        train_names = [source.name for source in self.config.data_args.train_sources()]
+        all_names = [source.name for source in self.config.data_args.sources()]
+        for section, names, rewards in (
+            ("rewards", train_names, self.config.reward_args),
+            ("eval_rewards", all_names, self.config.eval_reward_args),
+        ):
+            for index, reward in enumerate(rewards.reward_configs if rewards is not None else []):
+                where = (section, index)
+                self._dataset_names((*where, "applicable_datasets"), reward.applicable_datasets or [], all_names)
+                if isinstance(reward.weight, dict):
+                    self._dataset_names((*where, "weight"), list(reward.weight), all_names)
+                    wanted = reward.applicable_datasets or []
+                    missing = [name for name in wanted if name in all_names and name not in reward.weight]
+                    if missing:
+                        self.add(
+                            (*where, "weight"), f"has no weight for {', '.join(missing)}, which the reward applies to."
+                        )
+            configs = rewards.reward_configs if rewards is not None else []
+            if section == "rewards" and configs:
+                for name in names:
+                    if not any(reward.weight_for(name) for reward in configs):
+                        self.add(
+                            ("rewards",),
+                            f"no reward with a weight other than 0 applies to the dataset {name!r}, so its samples "
+                            f"would have no advantage; add one or disable the dataset's training.",
+                        )
+
+    def _dataset_names(self, path: Path, names: list[str], known: list[str]) -> None:
+        for name in names:
+            if name not in known:
+                close = nearest(name, known, cutoff=0.4)
+                hint = f" Did you mean {close!r}?" if close else ""
+                self.add(path, f"there is no dataset {name!r}; known: {', '.join(map(repr, known))}.{hint}")
+
+    def guidance(self) -> None:
+        """A guidance scale only where the model has guidance."""
+        if self.config.spec.guidance != "none":
+            return
+        scales: list[tuple[Path, Any]] = [
+            (("train", "guidance_scale"), getattr(self.args, "guidance_scale", 1.0)),
+            (("eval", "guidance_scale"), self.config.eval_args.guidance_scale),
+        ]
+        for path, scale in scales:
+            if scale > 1:
+                self.add(path, f"is {scale}, but model {self.config.spec.key!r} has no guidance; use 1.")
+
+    def processes(self) -> None:
+        """Processes and machines."""
+        config = self.config
+        machines = config.num_machines or 1
+        if config.num_processes % machines:
+            self.add(
+                ("num_processes",),
+                f"is {config.num_processes}, not a multiple of num_machines = {machines}; adjust one.",
+            )
+        elif config.gpus_per_node is not None and config.gpus_per_node * machines != config.num_processes:
+            self.add(
+                ("gpus_per_node",),
+                f"{config.gpus_per_node} on {machines} machine(s) is not num_processes = {config.num_processes}.",
+            )
+        if config.machine_rank is not None and config.machine_rank >= machines:
+            self.add(
+                ("machine_rank",), f"is {config.machine_rank}, but there are {machines} machine(s), counted from 0."
+            )
+        launched = os.environ.get("WORLD_SIZE", "")
+        if launched.isdigit() and int(launched) != config.num_processes:
+            self.add(
+                ("num_processes",),
+                f"is {config.num_processes}, but the launcher started {launched} (WORLD_SIZE); set "
+                f"num_processes={launched}, or start {config.num_processes} processes.",
+            )
+
+    def optimizers(self) -> None:
+        """One optimizer per trained role; the short form in `train:` only without the list."""
+        roles = self.args.required_trainable_roles
+        optimizers = self.config.optimizer_args
+        names = [optimizer.name for optimizer in optimizers]
+        for index, name in enumerate(names):
+            if name not in roles:
+                self.add(
+                    ("optimizers", index, "name"),
+                    f"{name!r} is no role of trainer {self.config.trainer_key!r}; its roles: {', '.join(roles)}.",
+                )
+            elif name in names[:index]:
+                self.add(("optimizers", index, "name"), f"the role {name!r} has two optimizers; keep one.")
+        missing = [role for role in roles if role not in names]
+        if missing and self.given.get("train") is not None:
+            self.add(
+                ("optimizers",),
+                f"trainer {self.config.trainer_key!r} trains the roles {', '.join(roles)}; add an entry for "
+                f"{', '.join(missing)}.",
+            )
+        if self.config.origins.find(("optimizers",)) is None:
+            return
+        defaults = {name: _default(type(self.args), name) for name in OPTIMIZER_SHORT_FORM}
+        for name, target in OPTIMIZER_SHORT_FORM.items():
+            if name in self.given.get("train", set()) and getattr(self.args, name) != defaults[name]:
+                self.add(
+                    ("train", name),
+                    f"has no effect beside `optimizers:`; write {target} into its entries, or remove `optimizers:`.",
+                )
+
+    def components(self) -> None:
+        """Only components that the model can train."""
+        spec = self.config.spec
+        for name in self.config.model_args.components:
+            if name not in spec.trainable_components:
+                close = nearest(name, spec.trainable_components)
+                hint = f" Did you mean {close!r}?" if close else ""
+                known = ", ".join(map(repr, spec.trainable_components))
+                self.add(
+                    ("model", "target_components"), f"{name!r} of {spec.key!r} cannot be trained; use {known}.{hint}"
+                )
+
+    def acceleration(self) -> None:
+        """Lossy rollout caches change what coupled trainers replay."""
+        if self.config.acceleration_args.rollout and self.args.paradigm == "coupled":
+            self.add(
+                ("acceleration", "rollout"),
+                f"a lossy rollout cache makes the log-probs of trainer {self.config.trainer_key!r} wrong; remove it.",
+            )
+
+
+def _default(cls: type, name: str) -> Any:
+    """The default of a field of an arguments class."""
+    return next((f.default for f in dataclasses.fields(cls) if f.name == name), None)
+
+
+def _plugin_keys(package: str) -> set[str]:
+    """Keys registered in registries of an already imported package (a plugin that registers imports it)."""
+    load_plugins()
+    keys: set[str] = set()
+    for name, module in list(sys.modules.items()):
+        if name == package or name.startswith(package + "."):
+            for value in vars(module).values():
+                if isinstance(value, Registry):
+                    keys.update(value.keys())
+    return keys

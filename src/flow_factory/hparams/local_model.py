@@ -1,0 +1,113 @@
+"""What can be known of a checkpoint folder without loading it: that it exists, is of the right kind, and fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flow_factory.errors import InputError
+from flow_factory.hparams.arguments import Arguments
+from flow_factory.hparams.builtin import resolve_builtin
+from flow_factory.hparams.errors import FieldError, Problem
+from flow_factory.hparams.models import ModelSpec, get_model_spec, model_keys
+
+_NAME = ("model", "model_name_or_path")
+
+
+@dataclass
+class LocalModel:
+    """Findings about the configured checkpoint.
+
+    Attributes:
+        folder: Its local folder, or None if it is a Hub id.
+        problems: What makes the run impossible.
+        warnings: What makes the run doubtful.
+    """
+
+    folder: Path | None = None
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def inspect_local_model(config: Arguments) -> LocalModel:
+    """Checks `model.model_name_or_path` as far as it is local, and the sizes that the model can make."""
+    found = LocalModel()
+    spec = config.spec
+    try:
+        found.folder = local_folder(config.model_args.model_name_or_path)
+        if found.folder is not None:
+            check_pipeline_folder(found.folder, spec)
+    except InputError as error:
+        found.problems.append(Problem(_NAME, str(error), config.origins.place(_NAME)))
+        return found
+    sizes = [
+        (("train", "resolution"), config.training_args.resolution),
+        (("eval", "resolution"), config.eval_args.resolution if config.eval_args.eval_freq else None),
+    ]
+    for path, size in sizes:
+        if size is None:
+            continue
+        try:
+            spec.check_size(*size, folder=found.folder)
+        except FieldError as error:
+            found.problems.append(Problem(path, f"{list(size)} {error.message}", config.origins.place(path)))
+        floor = spec.floor(found.folder)
+        if min(size) < floor:
+            found.warnings.append(
+                f"{'.'.join(path)} {list(size)} is below {floor}, the smallest side that {spec.key} draws well."
+            )
+    return found
+
+
+def local_folder(name: str) -> Path | None:
+    """The local folder that a model name stands for; None if it can only be a Hub id.
+
+    Raises:
+        InputError: If it is an unknown built-in name, a file, or a path that does not exist.
+    """
+    path = Path(resolve_builtin(name, "model")).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InputError(f"{name!r} is a file; give the folder that holds model_index.json.")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1 or name.endswith("/"):
+        raise InputError(
+            f"{name!r} does not exist (looked for {path.absolute()}); give a folder, a Hub id such as org/name, or "
+            f"builtin/<name>."
+        )
+    return None
+
+
+def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
+    """Checks that a folder holds a pipeline of the spec's class with its required components.
+
+    Raises:
+        InputError: Naming the folder, what was found and what is expected.
+    """
+    index_file = folder / "model_index.json"
+    if not index_file.is_file():
+        raise InputError(f"{folder} has no model_index.json, so it is not a diffusers pipeline folder.")
+    try:
+        index = json.loads(index_file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{index_file} is not valid JSON ({error}); download the checkpoint again.") from error
+    if not isinstance(index, dict) or not isinstance(index.get("_class_name"), str):
+        raise InputError(f"{index_file} has no _class_name, so it is not a diffusers pipeline folder.")
+    found = index["_class_name"]
+    if found != spec.pipeline_class:
+        fitting = [key for key in model_keys() if get_model_spec(key).pipeline_class == found]
+        remedy = (
+            f"use model_type {' or '.join(fitting)}" if fitting else "no model type loads that class; use another one"
+        )
+        raise InputError(
+            f"{folder} holds a {found}, but model_type {spec.key!r} loads a {spec.pipeline_class}; {remedy}."
+        )
+    missing = [name for name in spec.required_components if not _present(index, name, folder)]
+    if missing:
+        raise InputError(f"{folder} lacks {', '.join(missing)}, which model_type {spec.key!r} needs; complete it.")
+
+
+def _present(index: dict[str, object], name: str, folder: Path) -> bool:
+    entry = index.get(name)
+    return isinstance(entry, list) and any(part is not None for part in entry) and (folder / name).is_dir()

@@ -1,0 +1,65 @@
+"""Which ModelSpec belongs to a `model.model_type`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flow_factory.errors import InputError
+from flow_factory.hparams.models.spec import ModelSpec
+from flow_factory.registry import Registry
+
+_MODEL_SPEC_REGISTRY = Registry(
+    "model type", {"sd3-5": "flow_factory.hparams.models.sd3_5.SPEC"}, field="model.model_type"
+)
+_EXTRA: dict[str, ModelSpec] = {}
+
+
+def register_model_spec(spec: ModelSpec) -> None:
+    """Makes a model known under `spec.key`; `@register_adapter` does this for adapters outside the package.
+
+    Raises:
+        InputError: If the key is taken, or a model-specific field has the name of a field of `train:` or `eval:`.
+    """
+    check_field_clash(spec)
+    known = _EXTRA.get(spec.key.lower())
+    if spec.key.lower() in _MODEL_SPEC_REGISTRY or (known is not None and known != spec):
+        raise InputError(f"model type {spec.key!r} is already registered; choose another key.")
+    _EXTRA[spec.key.lower()] = spec
+
+
+def model_keys() -> list[str]:
+    """The known model types."""
+    return sorted({*_MODEL_SPEC_REGISTRY.keys(), *_EXTRA})
+
+
+def get_model_spec(key: str) -> ModelSpec:
+    """The spec of a model.
+
+    Args:
+        key: A known model type, or the dotted path of a ModelSpec or of an adapter class that carries one as `spec`.
+
+    Raises:
+        InputError: If there is no such model.
+    """
+    if key.lower() in _EXTRA:
+        return _EXTRA[key.lower()]
+    found = _MODEL_SPEC_REGISTRY.get(key)
+    spec = found if isinstance(found, ModelSpec) else getattr(found, "spec", None)
+    if not isinstance(spec, ModelSpec):
+        raise InputError(f"model.model_type {key!r} leads to {found!r}, which is no ModelSpec and has none as `spec`.")
+    return spec
+
+
+def check_field_clash(spec: ModelSpec, training_args: type | None = None) -> None:
+    """Raises an InputError if a model-specific field has the name of a field of `train:` or `eval:`."""
+    from flow_factory.hparams.run_args import EvaluationArguments
+    from flow_factory.hparams.training_args import OfflineFlowMatchingTrainingArguments, TrainingArguments
+
+    sections = (EvaluationArguments, training_args or TrainingArguments, OfflineFlowMatchingTrainingArguments)
+    own = set(spec.generation_fields())
+    for section in sections if training_args is None else sections[:2]:
+        clash = sorted(own & {f.name for f in dataclasses.fields(section)})
+        if clash:
+            raise InputError(
+                f"model {spec.key!r} and {section.__name__} both declare {', '.join(clash)}; rename the model's field."
+            )

@@ -1,0 +1,80 @@
+"""What is known of a model before it is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flow_factory.contracts import PipelineIOContract
+from flow_factory.hparams.errors import FieldError
+from flow_factory.hparams.types import Section
+
+# A number, or a function of the checkpoint's local folder (None when it is not local).
+FolderFact = int | Callable[[Path | None], int]
+
+
+@dataclass
+class GenerationArguments(Section):
+    """Base of the model-specific fields that `train:` and `eval:` accept beside their own. This one has none."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Static facts of one adapter, importable without torch.
+
+    Attributes:
+        key: The `model.model_type` that selects it.
+        adapter: Dotted path of the adapter class.
+        pipeline_class: Name of the diffusers pipeline class in `model_index.json`.
+        io: Inputs and outputs.
+        generation_arguments: Dataclass of the model-specific fields of `train:` and `eval:`.
+        guidance: "cfg": two predictions above scale 1; "embedded": the scale is a network input; "none".
+        size_factor: Height and width must be multiples of this.
+        resolution_floor: Below this side length the model is known to give broken samples (a warning).
+        default_lora_targets: Module name suffixes that `target_modules: all` stands for.
+        dead_modules: Regular expressions of module names that can never get a gradient and are not wrapped; `{last}`
+            stands for the index of the network's last block.
+        required_components: Components of the pipeline that must be present.
+        trainable_components: Components that can be trained.
+        dynamics: Transitions that are defined for this model.
+        max_batch: Largest batch a forward may have; None: any.
+    """
+
+    key: str
+    adapter: str
+    pipeline_class: str
+    io: PipelineIOContract
+    generation_arguments: type = GenerationArguments
+    guidance: Literal["cfg", "embedded", "none"] = "cfg"
+    size_factor: FolderFact = 16
+    resolution_floor: FolderFact = 256
+    default_lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
+    dead_modules: tuple[str, ...] = ()
+    required_components: tuple[str, ...] = ()
+    trainable_components: tuple[str, ...] = ("transformer",)
+    dynamics: tuple[str, ...] = ("Flow-SDE", "Dance-SDE", "CPS", "ODE")
+    max_batch: int | None = None
+
+    def size_multiple(self, folder: Path | None = None) -> int:
+        """The number that height and width must be multiples of, for the checkpoint in `folder` if it is local."""
+        return self.size_factor(folder) if callable(self.size_factor) else self.size_factor
+
+    def floor(self, folder: Path | None = None) -> int:
+        """The side length below which samples are known to be broken."""
+        return self.resolution_floor(folder) if callable(self.resolution_floor) else self.resolution_floor
+
+    def generation_fields(self) -> tuple[str, ...]:
+        """Names of the model-specific fields."""
+        return tuple(f.name for f in dataclasses.fields(self.generation_arguments))
+
+    def check_size(self, height: int, width: int, folder: Path | None = None) -> None:
+        """Raises a FieldError on `resolution` if the size is not a multiple that the model can make."""
+        multiple = self.size_multiple(folder)
+        if height % multiple or width % multiple:
+            near = [max(multiple, round(side / multiple) * multiple) for side in (height, width)]
+            raise FieldError(
+                "resolution", f"of {self.key} must be a multiple of {multiple} in height and width, e.g. {near}."
+            )

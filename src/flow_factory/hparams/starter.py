@@ -1,0 +1,118 @@
+"""Writes a commented starter configuration from the dataclasses themselves, so that it cannot drift from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Any
+
+from flow_factory.hparams.arguments import LauncherArguments
+from flow_factory.hparams.builtin import builtin_names
+from flow_factory.hparams.data_args import DataArguments
+from flow_factory.hparams.model_args import ModelArguments
+from flow_factory.hparams.models import get_model_spec
+from flow_factory.hparams.reward_args import RewardArguments
+from flow_factory.hparams.run_args import INHERITED_BY_EVAL, EvaluationArguments, LogArguments
+from flow_factory.hparams.saving import dump_yaml
+from flow_factory.hparams.scheduler_args import SchedulerArguments
+from flow_factory.hparams.training_args import CommonTrainingArguments, get_training_args_class
+
+_WIDTH = 110
+
+
+def starter_config(trainer_type: str = "grpo", model_type: str = "sd3-5") -> str:
+    """A configuration that loads as it is: the fields a run needs are set, all others are comments with their default.
+
+    Raises:
+        InputError: If there is no such trainer or model.
+    """
+    training, spec = get_training_args_class(trainer_type), get_model_spec(model_type)
+    rewards = training.execution_contract.needs_rewards
+    chosen = _chosen(trainer_type, model_type, training)
+    parts = [
+        f"# A starter for {trainer_type} on {model_type}, made by `flow-factory config init`.",
+        "# Lines that start with `# name:` show a default: remove the `# ` to change it.",
+        "",
+        *_fields(LauncherArguments, {}, 0),
+    ]
+    sections: list[tuple[str, tuple[type, ...]]] = [
+        ("model", (ModelArguments,)),
+        ("data", (DataArguments,)),
+        ("scheduler", (SchedulerArguments,)),
+        ("train", (training, spec.generation_arguments)),
+        ("eval", (EvaluationArguments, spec.generation_arguments)),
+        ("log", (LogArguments,)),
+    ]
+    for name, classes in sections:
+        lines = [line for cls in classes for line in _fields(cls, chosen.get(name, {}), 2, section=name)]
+        # A section of comments alone is null to YAML, which means: all defaults.
+        parts += ["", f"{name}:", *lines]
+    reward_lines = _fields(RewardArguments, chosen["rewards"] if rewards else {}, 4, section="rewards")
+    if rewards:
+        first = next(i for i, line in enumerate(reward_lines) if not line.lstrip().startswith("#"))
+        reward_lines[first] = "  - " + reward_lines[first][4:]
+        reward_lines = _marker_first(reward_lines, first)
+        parts += ["", "rewards:", *reward_lines]
+    return "\n".join(parts) + "\n"
+
+
+def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArguments]) -> dict[str, dict[str, Any]]:
+    """The fields a starter sets, by section."""
+    models, prompts = builtin_names("model"), builtin_names("prompts")
+    embedded = model_type == "sd3-5" and bool(models)
+    train: dict[str, Any] = {"trainer_type": trainer_type, "max_epochs": 20}
+    if embedded:
+        train.update(resolution=64, per_device_batch_size=8)
+    return {
+        "model": {
+            "model_type": model_type,
+            "model_name_or_path": f"builtin/{models[0]}" if embedded else "path/or/hub-id",
+        },
+        "data": {"dataset_dir": f"builtin/{prompts[0]}" if prompts else "data"},
+        "train": train,
+        "rewards": {"reward_model": "jpeg_compressibility"},
+    }
+
+
+def _fields(cls: type, chosen: dict[str, Any], indent: int, section: str = "") -> list[str]:
+    lines: list[str] = []
+    pad = " " * indent
+    for entry in dataclasses.fields(cls):
+        if not entry.init:
+            continue
+        help_text = entry.metadata.get("help", "")
+        lines += [f"{pad}# {line}" for line in textwrap.wrap(help_text, _WIDTH - indent)]
+        if entry.name in chosen:
+            lines += [pad + line for line in _assignment(entry.name, chosen[entry.name])]
+        elif section == "eval" and (entry.name in INHERITED_BY_EVAL or cls is not EvaluationArguments):
+            lines.append(f"{pad}# {entry.name}: null")
+        else:
+            lines += [f"{pad}# {line}" for line in _assignment(entry.name, _default(entry))]
+    return lines
+
+
+def _assignment(name: str, value: Any) -> list[str]:
+    if isinstance(value, tuple):
+        value = list(value)
+    return dump_yaml({name: value}).rstrip("\n").split("\n")
+
+
+def _default(entry: dataclasses.Field[Any]) -> Any:
+    if entry.default is not dataclasses.MISSING:
+        return entry.default
+    return entry.default_factory() if entry.default_factory is not dataclasses.MISSING else None
+
+
+def _marker_first(lines: list[str], marker: int) -> list[str]:
+    """Moves the field with the list marker, and its help, to the front of the entry."""
+    start = marker
+    while start > 0 and lines[start - 1].lstrip().startswith("#") and not _is_default(lines[start - 1]):
+        start -= 1
+    own, rest = lines[start : marker + 1], [*lines[:start], *lines[marker + 1 :]]
+    return [*own, *rest]
+
+
+def _is_default(line: str) -> bool:
+    """True for a commented assignment such as `# weight: 1.0`."""
+    name, colon, _ = line.lstrip("# ").partition(":")
+    return bool(colon) and name in {f.name for f in dataclasses.fields(RewardArguments)}
