@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import json
 import math
 import os
@@ -18,13 +18,9 @@ from flow_factory.checkpoints import manifest as manifest_module
 from flow_factory.checkpoints.checkpointer import Checkpointer
 from flow_factory.checkpoints.manifest import find_damage, newest_checkpoint
 from flow_factory.errors import InputError
+from tests.checkpoints.save_script import export, state
 
 SCRIPT = Path(__file__).parent / "save_script.py"
-_spec = importlib.util.spec_from_file_location("save_script", SCRIPT)
-assert _spec is not None and _spec.loader is not None
-save_script = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(save_script)
-state, export = save_script.state, save_script.export
 
 
 def names(folder: Path) -> list[str]:
@@ -225,6 +221,4 @@ def test_looking_at_checkpoints_needs_no_torch():
 def test_hash_reads_in_pieces(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"a" * (3 << 20))
-    import hashlib
-
     assert manifest_module.sha256_of(path) == hashlib.sha256(b"a" * (3 << 20)).hexdigest()

@@ -36,6 +36,7 @@ from flow_factory.checkpoints.manifest import (
     verify,
     write_manifest,
 )
+from flow_factory.checkpoints.redaction import redact
 from flow_factory.checkpoints.tree import load_tree, save_tree
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
@@ -85,7 +86,7 @@ class Checkpointer:
         Args:
             step: The step that names it, at least 0.
             parts: Trees by part name (see `tree.save_tree`); only rank 0's are written.
-            meta: JSON-able mapping: progress, config.
+            meta: JSON-able mapping: progress, config. Text under secret-looking keys is not written.
             export: Called with the unfinished folder on rank 0, to write further files into it.
 
         Returns:
@@ -122,7 +123,7 @@ class Checkpointer:
             with atomic_folder(target, replace=True) as folder:
                 for name, tree in parts.items():
                     save_tree(folder, name, tree)
-                (folder / META).write_text(values.dumps(dict(meta), indent=1) + "\n", encoding="utf-8")
+                (folder / META).write_text(values.dumps(redact(dict(meta)), indent=1) + "\n", encoding="utf-8")
                 checkpointed(f"wrote {META}")
                 if export is not None:
                     export(folder)

@@ -32,6 +32,6 @@ def require_backend(name: str | None) -> None:
     module, command = BACKENDS[name]
     if importlib.util.find_spec(module) is None:
         raise InputError(
-            f"log.logging_backend is {name!r}, but the package {module!r} is not installed. Install it with: {command}; or "
-            f"set log.logging_backend=none (metrics.jsonl is always written)."
+            f"log.logging_backend is {name!r}, but package {module!r} is not installed. Install it with: {command}; "
+            f"or set log.logging_backend=none (metrics.jsonl is always written)."
         )

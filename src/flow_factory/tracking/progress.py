@@ -178,8 +178,8 @@ def format_duration(seconds: float) -> str:
 
 def format_number(value: float) -> str:
     """Four significant digits, without needless zeros for whole numbers."""
-    if value == int(value) if math.isfinite(value) else False:
-        return str(int(value)) if abs(value) < 1e6 else f"{value:.3e}"
-    if math.isfinite(value) and 1e-3 <= abs(value) < 1e5:
+    if value.is_integer() and abs(value) < 1e6:
+        return str(int(value))
+    if 1e-3 <= abs(value) < 1e5:
         return f"{value:#.4g}".rstrip(".")
     return f"{value:.2e}"

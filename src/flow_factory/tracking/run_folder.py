@@ -19,13 +19,13 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flow_factory.checkpoints.atomic import atomic_write_text, clean_leftovers
 from flow_factory.checkpoints.manifest import list_checkpoints, newest_checkpoint, read_manifest, read_meta
+from flow_factory.checkpoints.redaction import redact
 from flow_factory.errors import InputError
 from flow_factory.tracking.backends import require_backend
-from flow_factory.tracking.redaction import redact
 
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments
@@ -177,10 +177,9 @@ def check_same_config(config: Arguments, checkpoint: Path) -> None:
     saved, present = redact(saved_config.fingerprint_mapping()), redact(config.fingerprint_mapping())
     changed = diff_mappings(saved, present)
     if changed:
-        lines = [f"  {key}: saved {_shown(saved, key)}, now {_shown(present, key)}" for key in changed]
         raise InputError(
-            f"the configuration differs from the one that {checkpoint} was saved under:\n"
-            + "\n".join(lines)
+            f"the configuration differs from the one that {checkpoint} was saved under (saved -> now):\n  "
+            + "\n  ".join(changed)
             + "\nResuming would be neither the old run nor the new one. Restore these values, or start a new run with "
             "another log.run_name and train.resume=never (model.resume_path starts from saved weights)."
         )
@@ -265,10 +264,9 @@ def _create(folder: Path) -> None:
 
 
 def _write_config(folder: Path, config: Arguments) -> None:
-    import yaml
+    from flow_factory.hparams.saving import dump_yaml
 
-    text = yaml.safe_dump(redact(config.to_mapping()), sort_keys=False, allow_unicode=True, width=120)
-    write_once(folder / CONFIG, text)
+    write_once(folder / CONFIG, dump_yaml(redact(config.to_mapping())))
 
 
 def _set_aside_attempt(folder: Path) -> None:
@@ -284,15 +282,3 @@ def _set_aside_attempt(folder: Path) -> None:
     logger.warning(
         "%s holds an earlier attempt that ended before its first checkpoint; it was moved to %s", folder, target.name
     )
-
-
-def _shown(mapping: Any, key: str) -> str:
-    """The value at a dotted key with list indices (`rewards.0.weight` or `rewards[0].weight`), for messages."""
-    for part in re.findall(r"[^.\[\]]+", key):
-        if isinstance(mapping, Mapping) and part in mapping:
-            mapping = mapping[part]
-        elif isinstance(mapping, (list, tuple)) and part.isdigit() and int(part) < len(mapping):
-            mapping = mapping[int(part)]
-        else:
-            return "absent"
-    return repr(mapping)

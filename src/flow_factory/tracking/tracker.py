@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flow_factory.checkpoints.atomic import atomic_write_json, atomic_write_text
+from flow_factory.checkpoints.redaction import redact
 from flow_factory.checkpoints.values import dumps
 from flow_factory.tracking.backends import require_backend
 from flow_factory.tracking.environment import write_environment
 from flow_factory.tracking.metrics import MetricsWriter
 from flow_factory.tracking.progress import ProgressDisplay, format_duration, format_number
-from flow_factory.tracking.redaction import redact
 from flow_factory.tracking.run_folder import METRICS, release_run_folder
 
 if TYPE_CHECKING:
