@@ -50,7 +50,7 @@ def test_equal_log_probs_give_ratio_one_exactly():
         values.clone().requires_grad_(True), values, torch.tensor([1.0, -2.0, 0.5, 0.0]), (-1e-4, 1e-4)
     )
     assert metrics["ratio_mean"].item() == 1.0
-    assert metrics["ratio_max_dev"].item() == 0.0
+    assert metrics["ratio_deviation_max"].item() == 0.0
     assert metrics["clip_fraction"].item() == 0.0
     assert metrics["approx_kl"].item() == 0.0
     assert loss.item() == 0.125  # -mean(A)
@@ -91,7 +91,7 @@ def test_small_clip_ranges_bind_in_float32():
     loss, metrics = grpo_loss(log_ratio, torch.zeros(3), torch.ones(3), (-2e-6, 2e-6))
     (grad,) = torch.autograd.grad(loss, log_ratio)
     assert (grad == 0).tolist() == [False, True, False]
-    assert metrics["ratio_max_dev"].item() == pytest.approx(2.1e-6, rel=1e-4)
+    assert metrics["ratio_deviation_max"].item() == pytest.approx(2.1e-6, rel=1e-4)
 
 
 def test_old_log_probs_and_advantages_are_detached():
@@ -100,14 +100,14 @@ def test_old_log_probs_and_advantages_are_detached():
     loss.backward()
     assert new.grad is not None and old.grad is None and advantages.grad is None
     assert not any(m.requires_grad for m in metrics.values())
-    assert set(metrics) == {"ratio_mean", "ratio_max_dev", "clip_fraction", "approx_kl", "policy_loss"}
+    assert set(metrics) == {"ratio_mean", "ratio_deviation_max", "clip_fraction", "approx_kl", "policy_loss"}
 
 
 def test_metrics_by_hand():
-    new, old = torch.tensor([0.1, -0.3, 0.0]).double(), torch.zeros(3).double()
+    new, old = torch.tensor([0.1, -0.3, 0.0], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     loss, metrics = grpo_loss(new, old, torch.tensor([1.0, -1.0, 1.0]).double(), (-0.05, 0.05))
     assert metrics["ratio_mean"].item() == pytest.approx((math.exp(0.1) + math.exp(-0.3) + 1) / 3, rel=1e-14)
-    assert metrics["ratio_max_dev"].item() == pytest.approx(1 - math.exp(-0.3), rel=1e-14)
+    assert metrics["ratio_deviation_max"].item() == pytest.approx(1 - math.exp(-0.3), rel=1e-14)
     assert metrics["clip_fraction"].item() == pytest.approx(2 / 3)
     assert metrics["approx_kl"].item() == pytest.approx((0.01 + 0.09) / 6, rel=1e-14)
     assert metrics["policy_loss"].item() == loss.item() == pytest.approx((-1.05 + 0.95 - 1) / 3)

@@ -101,6 +101,7 @@ def test_larger_shift_means_noisier_times():
     assert means[-1] > means[0] + 0.2
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_schedulers_that_do_not_walk_flow_sigmas_are_refused():
     for scheduler, message in (
         (DDIMScheduler(), "DDIMScheduler has no sigmas"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -79,19 +77,8 @@ def test_window_depends_on_seed_and_cycle_only():
     assert [select_window(range(9), 3, "random", seed=42, cycle=c) for c in range(6)] == first
     assert len(set(first)) > 1
     assert [select_window(range(9), 3, "random", seed=43, cycle=c) for c in range(6)] != first
-    code = (
-        "from flow_factory.scheduler import select_window\n"
-        "print([select_window(range(9), 3, 'random', seed=42, cycle=c) for c in range(6)])"
-    )
-    for salt in ("1", "2"):
-        run = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": salt, "OMP_NUM_THREADS": "1"},
-        )
-        assert run.stdout.strip() == str(first)
+    # Written down: a run resumed elsewhere, by another Python with another hash salt, draws these.
+    assert first == [(3, 5, 6), (0, 3, 8), (4, 5, 7), (0, 2, 8), (0, 1, 7), (0, 3, 6)]
 
 
 def test_random_windows_are_uniform_and_without_replacement():
