@@ -70,7 +70,7 @@ def test_comparison_puts_rows_one_under_the_other_in_blocks(tmp_path):
         top = np.argwhere((sheet == (10 * i, 0, 0)).all(axis=-1))[0]
         bottom = np.argwhere((sheet == (0, 10 * i, 0)).all(axis=-1))[0]
         assert top[1] == bottom[1] and bottom[0] - top[0] == 138
-    assert sheet.shape[1] < 9 * 150 + 100
+    assert sheet.shape[1] < 6 * 150  # ten pictures become two blocks of five
 
 
 def test_mixed_sizes_channels_and_large_pictures(tmp_path):

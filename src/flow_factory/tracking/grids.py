@@ -20,6 +20,16 @@ _GAP = 10
 _FONT_SIZE = 13
 _LINE_HEIGHT = 17
 _CAPTION_LINES = 3
+# Tried in this order for captions in scripts that Pillow's own font does not draw.
+_WIDE_FONTS = (
+    "NotoSansCJK-Regular.ttc",
+    "SourceHanSans-Regular.otf",
+    "wqy-microhei.ttc",
+    "msyh.ttc",
+    "PingFang.ttc",
+    "Arial Unicode.ttf",
+    "DejaVuSans.ttf",
+)
 _BACKGROUND, _INK, _SOFT_INK = (255, 255, 255), (20, 20, 20), (90, 90, 90)
 
 
@@ -98,10 +108,10 @@ def _save_blocks(
     tiles = _scaled([[to_pil(image) for image in images] for _, images in rows])
     width = max(tile.width for row in tiles for tile in row)
     height = max(tile.height for row in tiles for tile in row)
-    columns = min(columns, count)
+    columns = math.ceil(count / math.ceil(count / columns))  # the last block is about as wide as the others
 
-    font = ImageFont.load_default(size=_FONT_SIZE)
     titles = [title for title, _ in rows]
+    font = _font_for([*titles, *(captions or ())])
     margin = max((math.ceil(font.getlength(title)) for title in titles), default=0)
     left = _GAP + (margin + _GAP if margin else 0)
     wrapped = [_wrap(caption, font, width) for caption in captions] if captions is not None else [[]] * count
@@ -154,31 +164,50 @@ def _scaled(rows: list[list[Image.Image]]) -> list[list[Image.Image]]:
     return rows
 
 
+def _font_for(texts: Sequence[str]) -> Any:
+    """Pillow's own font, or a system font with more scripts where a text needs one and it is there."""
+    if any(ord(letter) > 0x24F and letter.isalpha() for text in texts for letter in text):
+        for name in _WIDE_FONTS:
+            try:
+                return ImageFont.truetype(name, size=_FONT_SIZE)
+            except OSError:
+                continue
+    return ImageFont.load_default(size=_FONT_SIZE)
+
+
 def _wrap(text: str, font: Any, width: int) -> list[str]:
-    """Breaks a caption into at most three lines that fit the width; longer ones end with an ellipsis."""
+    """Breaks a caption into at most three lines that fit the width; what is longer ends with an ellipsis."""
     lines: list[str] = []
     line = ""
     for word in text.split():
-        candidate = f"{line} {word}".strip()
-        if font.getlength(candidate) <= width:
-            line = candidate
+        joined = f"{line} {word}".strip()
+        if font.getlength(joined) <= width:
+            line = joined
             continue
         if line:
             lines.append(line)
-        line = _shortened(word, font, width)
+        while len(lines) <= _CAPTION_LINES and font.getlength(word) > width:  # scripts without spaces, long names
+            fitting = _fitting(word, font, width)
+            lines.append(word[:fitting])
+            word = word[fitting:]
+        line = word
     if line:
         lines.append(line)
     if len(lines) > _CAPTION_LINES:
-        lines = lines[:_CAPTION_LINES]
-        lines[-1] = _shortened(lines[-1] + " …", font, width)
+        last = lines[_CAPTION_LINES - 1]
+        lines = [*lines[: _CAPTION_LINES - 1], _with_ellipsis(last, font, width)]
     return lines
 
 
-def _shortened(text: str, font: Any, width: int) -> str:
-    """The longest beginning that fits, with an ellipsis if something is missing."""
-    if font.getlength(text) <= width:
-        return text
-    text = text.removesuffix(" …")
+def _fitting(text: str, font: Any, width: int) -> int:
+    """How many letters of a text fit into the width, at least one."""
+    count = len(text)
+    while count > 1 and font.getlength(text[:count]) > width:
+        count -= 1
+    return count
+
+
+def _with_ellipsis(text: str, font: Any, width: int) -> str:
     while text and font.getlength(text + "…") > width:
         text = text[:-1]
-    return text + "…"
+    return text.rstrip() + "…"
