@@ -41,9 +41,8 @@ class Registry:
 
         def decorate(obj: T) -> T:
             known = self._entries.get(key.lower())
-            path = f"{getattr(obj, '__module__', '')}.{getattr(obj, '__qualname__', '')}"
-            same = known is obj or known == path or _dotted(known) == path
-            if known is not None and not same:
+            # The same object may come twice: a built-in's own decorator, or a module that is imported again.
+            if known is not None and known is not obj and _dotted(known) != _dotted(obj):
                 raise InputError(f"{self.kind} {key!r} is already registered as {_dotted(known)}; choose another name.")
             self._entries[key.lower()] = obj
             return obj

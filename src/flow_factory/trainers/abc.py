@@ -8,6 +8,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from flow_factory.hparams import Arguments, TrainingArguments
 from flow_factory.models.step import StepOutput
 from flow_factory.rewards.buffer import RewardBuffer
 from flow_factory.samples import BaseSample, Purpose, SampleBatch, derive_seed
+from flow_factory.tracking.run_folder import resolve_resume
 from flow_factory.trainers import setup
 from flow_factory.trainers.drivers import CycleDropped, TrainingProgress, get_driver_class
 from flow_factory.trainers.evaluation import Evaluator
@@ -64,7 +66,11 @@ class BaseTrainer(ABC):
         self.geometry = setup.plan_run_geometry(config, self.comm)
         setup.preflight(config, contract)
         self.tracker, self.run_dir = setup.open_run(config, self.comm, self.accelerator)
-        self.adapter = setup.build_adapter(config, self.comm, self._declare_model_variants())
+        self.adapter, self.ema = setup.build_adapter(
+            config, self.comm, self._declare_model_variants(), self.needs_reference()
+        )
+        self.sde_steps = setup.resolve_steps(config, self.adapter)
+        self.geometry = setup.replan(config, self.geometry, self.sde_steps)
         self.dataloader, self.source_loaders = self._build_train_dataloader()
         self.roles: RoleOptimizationCoordinator = setup.build_roles(config, self.adapter, self.geometry, self.comm)
         self.optimizer = next(iter(self.roles.primary.optimizers.values()))
@@ -74,15 +80,16 @@ class BaseTrainer(ABC):
             self.reward_buffer = setup.build_reward_buffer(config, self.geometry, self.comm, self.run_dir)
             self.advantage_processor = setup.build_advantage_processor(config, self.comm)
         self.evaluator = Evaluator.build(config, self.adapter, self.comm, self.run_dir, self.tracker)
-        self.sde_steps = setup.resolve_steps(config, self.adapter)
         self.checkpointer = setup.build_checkpointer(config, self.run_dir, self.comm)
 
         self.result = TrainingResult(self.run_dir)
         self.signals: SignalGuard | None = None
         self._cycle_losses: list[float] = []
         self._cycle_metrics: dict[str, float] = {}
+        self._cycle_rewards: dict[str, float] | None = None
         self._plan: RolloutPlan | None = None
-        self._evaluated_epoch = self._saved_epoch = -1
+        self._evaluated_epoch = -1
+        self._saved_progress: TrainingProgress | None = TrainingProgress()
 
     # ------------------------------------------------------------------------------------------------ views
     @property
@@ -139,7 +146,7 @@ class BaseTrainer(ABC):
 
     def _run_cycle(self) -> None:
         """One driver cycle with its bookkeeping; a signal that arrives early drops it and saves its start."""
-        self._cycle_losses, self._cycle_metrics, self._plan = [], {}, None
+        self._cycle_losses, self._cycle_metrics, self._cycle_rewards, self._plan = [], {}, None, None
         timings_before = dict(self.result.timings)
         steps_before = self.progress.optimizer_step
         try:
@@ -157,8 +164,8 @@ class BaseTrainer(ABC):
             return
         if self.progress.optimizer_step == steps_before:
             raise RunError(f"cycle {self.epoch} of {type(self).__name__} made no optimizer step.")
-        if self.epoch % max(1, self.training_args.ema_update_interval) == 0:
-            self.adapter.update_ema(self.epoch)
+        if self._cycle_rewards is not None:
+            self.result.rewards.append(self._cycle_rewards)
         self._after_acquisition_cycle()
         seconds = {k: self.result.timings[k] - timings_before.get(k, 0.0) for k in self.result.timings}
         self._cycle_metrics["loss"] = sum(self._cycle_losses) / len(self._cycle_losses)
@@ -169,6 +176,7 @@ class BaseTrainer(ABC):
         """One generation cycle: sample, score, optimize. Override to group the phases differently."""
         with self.phase("rollout"):
             samples = self.sample()
+        self.check_interrupt()
         if self.execution_contract.needs_rewards:
             with self.phase("feedback"):
                 self.prepare_feedback(samples)
@@ -182,7 +190,7 @@ class BaseTrainer(ABC):
                 f"terms; its loss terms per cycle do not match loss_terms_per_batch() of its arguments."
             )
 
-    def _after_acquisition_cycle(self) -> None:
+    def _after_acquisition_cycle(self) -> None:  # noqa: B027 - an optional hook
         """Called after each completed cycle: snapshots and schedules of the algorithm move here."""
 
     def should_continue_training(self) -> bool:
@@ -211,16 +219,18 @@ class BaseTrainer(ABC):
         self.compute_advantages(samples, rewards)
         metrics = self.advantage_processor.pop_advantage_metrics()
         self._cycle_metrics.update(metrics)
-        prefix, suffix = "reward/", "/mean"
-        self.result.rewards.append(
-            {k[len(prefix) : -len(suffix)]: v for k, v in metrics.items() if k.startswith(prefix) and k.endswith(suffix)}
-        )
+        means = {k: v for k, v in metrics.items() if k.startswith("reward/") and k.endswith("/mean")}
+        self._cycle_rewards = {k.split("/")[1]: v for k, v in means.items()}
+
+    def needs_reference(self) -> bool:
+        """Whether the algorithm compares with a reference policy (by default: if it has a KL term)."""
+        return float(getattr(self.training_args, "kl_beta", 0.0)) > 0
 
     def algorithm_state(self) -> dict[str, Any]:
         """What the algorithm must remember beyond weights, optimizers, snapshots and counters."""
         return {}
 
-    def load_algorithm_state(self, state: Mapping[str, Any]) -> None:
+    def load_algorithm_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - an optional hook
         """The inverse of `algorithm_state`."""
 
     def _declare_model_variants(self) -> Sequence[str]:
@@ -266,15 +276,14 @@ class BaseTrainer(ABC):
         progress = self.tracker.progress("rollout", total=len(self.dataloader) * self.geometry.batch_size)
         with torch.no_grad(), self.sampling_policy(), progress as advance:
             samples = collect_samples(self.dataloader, generate, reward_buffer, self.check_interrupt, advance)
-        self.result.counts["samples"] = (
-            self.result.counts.get("samples", 0) + len(samples) * self.comm.world_size
-        )
+        self.result.counts["samples"] = self.result.counts.get("samples", 0) + len(samples) * self.comm.world_size
         return samples
 
     @property
     def rollout_plan(self) -> RolloutPlan:
         """Grid, window and guidance of the current cycle."""
         if self._plan is None:
+            assert self.sde_steps is not None
             window = cycle_window(
                 self.config.scheduler_args, self.sde_steps, self.training_args.seed, self.progress.rollout_iteration
             )
@@ -343,6 +352,8 @@ class BaseTrainer(ABC):
             self.result.losses.append(report.metrics["loss"])
             self._cycle_losses.append(report.metrics["loss"])
             self._note_first_update(report.metrics)
+            if self.ema is not None:
+                self.ema.step(report.step)
         self.result.counts["optimizer_steps"] = self.result.counts.get("optimizer_steps", 0) + 1
         self.tracker.log({f"{report.role}/{k}": v for k, v in report.metrics.items()}, report.step, kind="update")
         return True
@@ -366,7 +377,9 @@ class BaseTrainer(ABC):
     ) -> Tensor:
         """Advantages of this rank's samples, [n], computed over complete groups of all ranks."""
         assert self.advantage_processor is not None
-        advantages = self.advantage_processor.compute(samples, rewards)
+        assert self.reward_buffer is not None
+        weights = self.reward_buffer.processor.weights_for
+        advantages = self.advantage_processor.compute(samples, rewards, weights)
         if store_to_samples:
             for sample, advantage in zip(samples, advantages.tolist(), strict=True):
                 sample.advantage = advantage
@@ -389,7 +402,7 @@ class BaseTrainer(ABC):
         self.tracker.log(dict(data), self.step if step is None else step, kind="data")
 
     def seed_cycle(self, cycle: int) -> None:
-        """Seeds the global generators for code outside the toolkit (rewards, dropout); the toolkit draws from its own."""
+        """Seeds the global generators, for code outside the toolkit (rewards) and dropout; the rest has its own."""
         setup.seed_everything(derive_seed(self.training_args.seed, Purpose.DATA, cycle=cycle, step=self.comm.rank))
 
     @contextmanager
@@ -411,14 +424,21 @@ class BaseTrainer(ABC):
 
     def save_checkpoint(self) -> None:
         """Writes the whole training state atomically; all ranks call it."""
-        self._saved_epoch = self.epoch
+        self._saved_progress = self.progress
         with self.phase("checkpoint"):
             self.result.checkpoint = self.checkpointer.save(
-                self.epoch,
+                self.driver.checkpoint_number(self.progress),
                 run_state(self),
                 {"progress": self.progress.to_mapping(), "config": self.config.to_mapping()},
-                export=self.adapter.export_weights,
+                export=self._export,
             )
+
+    def _export(self, folder: Path) -> None:
+        """Weights for other programs, beside the state: the LoRA in diffusers' layout, or the trained components."""
+        if self.config.model_args.finetune_type == "lora":
+            self.adapter.export_lora(folder / "lora")
+        else:
+            self.adapter.save_full(folder / "full")
 
     def load_checkpoint(self, path: Any) -> None:
         """Restores everything `save_checkpoint` wrote; nothing is restored by halves."""
@@ -427,7 +447,7 @@ class BaseTrainer(ABC):
         self.result.checkpoint = path
 
     def _resume(self) -> None:
-        path = setup.find_resume(self.config, self.checkpointer, self.run_dir)
+        path = resolve_resume(self.config, self.run_dir)
         if path is not None:
             self.load_checkpoint(path)
             self.tracker.resume(self.epoch, self.step, path)
@@ -441,7 +461,7 @@ class BaseTrainer(ABC):
         if self._evaluation_due(done):
             self.evaluate()
         save_freq = self.config.log_args.save_freq
-        if self.epoch > 0 and self._saved_epoch != self.epoch and (done or (save_freq and self.epoch % save_freq == 0)):
+        if self._saved_progress != self.progress and (done or (save_freq and self.epoch % save_freq == 0)):
             self.save_checkpoint()
         if not done and self.interrupt_requested():
             self._leave("between two cycles")

@@ -19,4 +19,4 @@ def build_trainer(config: Arguments) -> BaseTrainer:
     Raises:
         InputError: If anything in the configuration does not hold, before the model is loaded where possible.
     """
-    return get_trainer_class(config.training_args.trainer_type)(config)
+    return get_trainer_class(config.trainer_key)(config)

@@ -70,6 +70,10 @@ class AcquisitionDriver(ABC):
     def cycle(self, progress: TrainingProgress) -> int:
         """The counter of cycles that `max_epochs` limits."""
 
+    @abstractmethod
+    def checkpoint_number(self, progress: TrainingProgress) -> int:
+        """The number in a checkpoint's name; it grows from any state that can be saved to the next."""
+
     def state_dict(self) -> dict[str, Any]:
         """What the driver must remember beyond `TrainingProgress`."""
         return {}
@@ -111,6 +115,9 @@ class OnlineDriver(AcquisitionDriver):
     def cycle(self, progress: TrainingProgress) -> int:
         return progress.rollout_iteration
 
+    def checkpoint_number(self, progress: TrainingProgress) -> int:
+        return progress.rollout_iteration
+
 
 class OnlineNoFeedbackDriver(OnlineDriver):
     """Generation without feedback (distillation): `sample`, `optimize`."""
@@ -137,7 +144,9 @@ class OfflineDriver(AcquisitionDriver):
                 f"come in the same order. Use torch.utils.data.DistributedSampler."
             )
         sampler.set_epoch(epoch)  # type: ignore[union-attr]
-        for number, batch in enumerate(itertools.islice(iter(trainer.dataloader), self.next_batch, None), self.next_batch):
+        for number, batch in enumerate(
+            itertools.islice(iter(trainer.dataloader), self.next_batch, None), self.next_batch
+        ):
             if trainer.at_update_boundary:
                 # Only here are there no half-accumulated gradients, so only here may an epoch be left.
                 self.next_batch = number
@@ -147,7 +156,8 @@ class OfflineDriver(AcquisitionDriver):
         if not trainer.at_update_boundary:
             raise RunError(
                 f"epoch {epoch} ended inside an accumulation window of {trainer.accumulation_steps} batches: partial "
-                f"windows are never flushed. Choose train.gradient_accumulation_steps that divides the batches per rank."
+                f"windows are never flushed. Choose a train.gradient_accumulation_steps that divides the batches per "
+                f"rank."
             )
         self.next_batch = 0
         trainer.progress = replace(trainer.progress, data_epoch=epoch + 1)
@@ -155,6 +165,9 @@ class OfflineDriver(AcquisitionDriver):
 
     def cycle(self, progress: TrainingProgress) -> int:
         return progress.data_epoch
+
+    def checkpoint_number(self, progress: TrainingProgress) -> int:
+        return progress.optimizer_step  # an epoch can be left in its middle
 
     def state_dict(self) -> dict[str, Any]:
         return {"next_batch": self.next_batch}

@@ -1,4 +1,4 @@
-"""Evaluation during training: fixed prompts, fixed noise, EMA weights, rewards without double counting, picture grids."""
+"""Evaluation during training: fixed prompts and noise, EMA weights, every prompt counted once, picture grids."""
 
 from __future__ import annotations
 
@@ -49,16 +49,15 @@ class Evaluator:
         from flow_factory.trainers import setup
 
         loaders = build_eval_loaders(config, adapter, comm) if config.eval_args.eval_freq else {}
-        seed = config.eval_args.seed
         return cls(
             loaders=loaders,
             plans={name: setup.build_eval_plan(config, adapter, name) for name in loaders},
-            processor=setup.build_reward_processor(config, comm, run_dir, evaluation=True),
+            processor=setup.build_reward_processor(config, comm, run_dir),
             adapter=adapter,
             comm=comm,
             run_dir=run_dir,
             tracker=tracker,
-            seed=config.training_args.seed if seed is None else seed,
+            seed=config.eval_seed,
             solver=config.eval_args.solver,
             grid_images=config.eval_args.num_grid_images,
         )
@@ -87,7 +86,7 @@ class Evaluator:
         """This rank's share of a dataset's samples, in the order of its prompts."""
         loader, plan = self.loaders[name], self.plans[name]
         self.adapter.eval()
-        weights = self.adapter.snapshot("ema") if self.adapter.has_snapshot("ema") else nullcontext()
+        weights = self.adapter.snapshot("ema") if "ema" in self.adapter.weights.snapshots else nullcontext()
         samples: list[BaseSample] = []
         with torch.no_grad(), weights, self.tracker.progress(f"evaluate {name}", total=loader.num_local) as advance:
             for batch in loader:
@@ -106,7 +105,7 @@ class Evaluator:
         return samples
 
     def _means(self, name: str, samples: list[BaseSample]) -> dict[str, float]:
-        """Means over all ranks; ranks hold disjoint prompts, so nothing is counted twice. Failed scores are left out."""
+        """Means over all ranks, which hold disjoint prompts; failed scores are left out."""
         means: dict[str, float] = {}
         for reward in self.processor.names_for(name):
             values = [s.rewards[reward] for s in samples if s.rewards.get(reward) is not None]

@@ -48,7 +48,7 @@ def build_optimizers(
             momentum=arguments.momentum,
             nesterov=arguments.nesterov,
             ns_coefficients=tuple(arguments.ns_coefficients),
-            eps=arguments.muon_eps,
+            eps=arguments.eps,
             ns_steps=arguments.ns_steps,
             adjust_lr_fn=arguments.adjust_lr_fn,
         )

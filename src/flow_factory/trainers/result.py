@@ -16,7 +16,7 @@ class TrainingResult:
     Attributes:
         run_dir: The run folder.
         checkpoint: The newest checkpoint of the run, or None if none was written.
-        rewards: One mapping per cycle: reward name to the mean over the cycle's samples, with "total" for the weighted sum.
+        rewards: One mapping per cycle: reward name to the mean over its samples; "total" is the weighted sum.
         losses: Mean loss of every optimizer step of the first role.
         evaluations: One mapping per evaluation: "cycle" and "<dataset>/<reward>" to the mean.
         counts: "cycles", "optimizer_steps", "samples" of this process group.

@@ -56,7 +56,7 @@ class RoleOptimizer:
             AdamW for the rest).
         schedule: Optimizer step number to learning-rate factor; a pure function of the step.
         base_lr: Learning rate that the factor multiplies.
-        max_grad_norm: Clipping norm; 0 disables clipping.
+        max_grad_norm: Clipping norm; None disables clipping.
         parallel: Strategy that reduces the gradients.
         comm: Process group.
         use_grad_scaler: Scale losses dynamically (fp16 autocast only).
@@ -67,7 +67,7 @@ class RoleOptimizer:
     optimizers: dict[str, torch.optim.Optimizer]
     schedule: Callable[[int], float]
     base_lr: float
-    max_grad_norm: float
+    max_grad_norm: float | None
     parallel: ReducesGradients
     comm: Comm
     use_grad_scaler: bool = False
@@ -127,7 +127,7 @@ class RoleOptimizer:
         self.parallel.reduce_gradients(parameters, self.comm)
         for optimizer in self.optimizers.values():
             self.scaler.unscale_(optimizer)
-        limit = self.max_grad_norm if self.max_grad_norm > 0 else math.inf
+        limit = math.inf if self.max_grad_norm is None else self.max_grad_norm
         grad_norm = nn.utils.clip_grad_norm_(parameters, limit).item()
         means, maxima = self._collect()
         broken = not (math.isfinite(means["loss"]) and (math.isfinite(grad_norm) or self.use_grad_scaler))

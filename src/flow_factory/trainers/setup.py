@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,13 @@ import torch
 
 from flow_factory.contracts import ExecutionContract
 from flow_factory.errors import InputError
-from flow_factory.hparams import Arguments
+from flow_factory.hparams import Arguments, DatasetEvalSpec, OptimizerArguments
+from flow_factory.hparams.cross_checks import check_world_size
 from flow_factory.hparams.geometry import Geometry, plan_geometry
+from flow_factory.samples import Grid
 from flow_factory.trainers.rollouts import STORAGE_DTYPES, RolloutPlan, SDESteps, cycle_window, resolve_sde_steps
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from flow_factory.checkpoints.checkpointer import Checkpointer
     from flow_factory.distributed import Comm
     from flow_factory.models.abc import BaseAdapter
+    from flow_factory.models.ema import Ema
     from flow_factory.rewards.buffer import RewardBuffer
     from flow_factory.rewards.processor import RewardProcessor
     from flow_factory.tracking.tracker import Tracker
@@ -48,11 +54,7 @@ def plan_run_geometry(config: Arguments, comm: Comm) -> Geometry:
     Raises:
         InputError: If the world size differs from the configuration, or the numbers do not fit together.
     """
-    if comm.world_size != config.num_processes:
-        raise InputError(
-            f"num_processes is {config.num_processes}, but {comm.world_size} processes are running. Set num_processes: "
-            f"{comm.world_size} (or start as many processes as the config says)."
-        )
+    check_world_size(config, comm.world_size)
     return plan_geometry(config, comm.world_size)
 
 
@@ -91,11 +93,35 @@ def open_run(config: Arguments, comm: Comm, accelerator: Accelerator) -> tuple[T
     return Tracker(config, folder, accelerator if comm.world_size > 0 else None), folder
 
 
-def build_adapter(config: Arguments, comm: Comm, variants: Sequence[str]) -> BaseAdapter:
-    """Loads the model."""
+def build_adapter(
+    config: Arguments, comm: Comm, snapshots: Sequence[str], reference: bool
+) -> tuple[BaseAdapter[Any], Ema | None]:
+    """Loads the model, declares every copy of its weights, and prepares it; after that no variant can be added.
+
+    Args:
+        config: The configuration.
+        comm: Process group.
+        snapshots: The algorithm's own frozen copies, which start as the weights at the start of the run.
+        reference: Whether a reference policy is needed.
+
+    Returns:
+        The adapter, and the moving average if `train.ema_decay` is above 0.
+    """
+    from flow_factory.models.ema import Ema, EmaSchedule
     from flow_factory.models.registry import get_adapter_class
 
-    return get_adapter_class(config.model_args.model_type)(config, comm, snapshots=tuple(variants))
+    arguments = config.training_args
+    adapter = get_adapter_class(config.model_args.model_type)(config, comm)
+    if reference:
+        adapter.add_reference(getattr(arguments, "ref_param_device", "auto"))
+    for name in snapshots:
+        adapter.add_snapshot(name)
+    ema = None
+    if arguments.ema_decay > 0:
+        schedule = EmaSchedule(arguments.ema_decay_schedule, arguments.ema_decay)
+        ema = Ema(adapter.add_snapshot("ema", device=arguments.ema_device), schedule, arguments.ema_update_interval)
+    adapter.prepare()
+    return adapter, ema
 
 
 def build_prompt_loader(
@@ -115,9 +141,20 @@ def total_optimizer_steps(config: Arguments, steps_per_cycle: int) -> int | None
     return min(ends) if ends else None
 
 
-def build_roles(
-    config: Arguments, adapter: BaseAdapter, geometry: Geometry, comm: Comm
-) -> RoleOptimizationCoordinator:
+def optimizer_entry(config: Arguments, role: str) -> OptimizerArguments:
+    """The `optimizers:` entry of a role.
+
+    Raises:
+        InputError: If there is none.
+    """
+    for entry in config.optimizer_args:
+        if entry.name == role:
+            return entry
+    names = [entry.name for entry in config.optimizer_args]
+    raise InputError(f"optimizers: the trained role {role!r} has no entry (there are {names}); add one named {role!r}.")
+
+
+def build_roles(config: Arguments, adapter: BaseAdapter, geometry: Geometry, comm: Comm) -> RoleOptimizationCoordinator:
     """One optimizer per trainable role, from the `optimizers:` entries (or the short form in `train:`)."""
     from flow_factory.trainers.optim import build_optimizers, learning_rate_schedule
     from flow_factory.trainers.roles import RoleOptimizationCoordinator, RoleOptimizer
@@ -125,7 +162,7 @@ def build_roles(
     roles = {}
     total = total_optimizer_steps(config, geometry.updates_per_cycle)
     for role in type(config.training_args).required_trainable_roles:
-        entry = config.optimizer_for(role)
+        entry = optimizer_entry(config, role)
         parameters = adapter.trainable_parameters(role)
         roles[role] = RoleOptimizer(
             role=role,
@@ -141,19 +178,31 @@ def build_roles(
     return RoleOptimizationCoordinator(roles)
 
 
-def build_reward_processor(config: Arguments, comm: Comm, run_dir: Path, evaluation: bool = False) -> RewardProcessor:
-    """Scores samples with the training rewards, or with `eval_rewards` where they are given."""
+def build_reward_processor(
+    config: Arguments, comm: Comm, run_dir: Path, geometry: Geometry | None = None
+) -> RewardProcessor:
+    """Scores samples with the training rewards; without a geometry (evaluation), with `eval_rewards` where given."""
+    from flow_factory.data_utils.samplers import is_rank_local
     from flow_factory.rewards.processor import RewardProcessor
 
-    arguments = config.eval_reward_args if evaluation and config.eval_reward_args is not None else config.reward_args
-    return RewardProcessor(arguments, comm, artifact_dir=run_dir / "failed_samples")
+    use_eval = geometry is None and config.eval_reward_args is not None
+    arguments = config.eval_reward_args if use_eval else config.reward_args
+    return RewardProcessor(
+        arguments,
+        comm,
+        str(comm.device),
+        artifact_dir=run_dir / "failed_samples",
+        sources=[source.name for source in config.data_args.sources()],
+        groups_are_local=geometry is None or is_rank_local(geometry.sampler),
+        group_size=None if geometry is None else geometry.group_size,
+    )
 
 
 def build_reward_buffer(config: Arguments, geometry: Geometry, comm: Comm, run_dir: Path) -> RewardBuffer:
     """Buffers a cycle's samples and scores them, during the rollout where a reward is asynchronous."""
     from flow_factory.rewards.buffer import RewardBuffer
 
-    return RewardBuffer(build_reward_processor(config, comm, run_dir))
+    return RewardBuffer(build_reward_processor(config, comm, run_dir, geometry))
 
 
 def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcessor:
@@ -162,15 +211,39 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
 
     arguments: Any = config.training_args
     return AdvantageProcessor(
-        arguments.advantage_aggregation, global_std=arguments.global_std, comm=comm, group_size=arguments.group_size
+        arguments.advantage_aggregation, global_std=arguments.global_std, gather=comm, group_size=arguments.group_size
     )
 
 
-def resolve_steps(config: Arguments, adapter: BaseAdapter) -> SDESteps:
-    """The run's grid and the steps of it that may be stochastic."""
+def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int) -> Grid:
+    """The grid of rollouts of this size. Its shift may depend on the latents' shape, never on their values."""
+    state = adapter.prepare_latents(None, [torch.Generator().manual_seed(0)], height, width)
+    return adapter.sigma_grid(num_steps, state, None)
+
+
+def resolve_steps(config: Arguments, adapter: BaseAdapter[Any]) -> SDESteps | None:
+    """The run's grid and the steps of it that may be stochastic; None for dataset trainers, which roll nothing out."""
     arguments: Any = config.training_args
-    grid = adapter.sigma_grid(arguments.num_inference_steps, height=arguments.height, width=arguments.width)
-    return resolve_sde_steps(config.scheduler_args, grid)
+    if not arguments.execution_contract.generates:
+        return None
+    grid = run_grid(adapter, arguments.num_inference_steps, arguments.height, arguments.width)
+    steps = resolve_sde_steps(config.scheduler_args, grid)
+    if steps.exceeding and config.scheduler_args.sde_steps is not None:
+        logger.warning(
+            "scheduler.sde_steps: steps %s would add more noise than the level they step to holds (noise_level %s)",
+            list(steps.exceeding),
+            config.scheduler_args.noise_level,
+        )
+    return steps
+
+
+def replan(config: Arguments, geometry: Geometry, steps: SDESteps | None) -> Geometry:
+    """The geometry once the grid is known: `num_sde_steps: null` trains every candidate step."""
+    open_ended = config.scheduler_args.num_sde_steps is None and config.training_args.paradigm == "coupled"
+    if steps is None or not open_ended:
+        return geometry
+    window = cycle_window(config.scheduler_args, steps, config.training_args.seed, 0)
+    return plan_geometry(config, geometry.world_size, loss_terms=len(window))
 
 
 def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window: tuple[int, ...]) -> RolloutPlan:
@@ -188,30 +261,31 @@ def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window:
         height=arguments.height,
         width=arguments.width,
         dynamics=scheduler.dynamics_type,
-        log_prob_normalised=scheduler.log_prob_is_normalised,
+        log_prob_normalised=scheduler.log_prob_normalised,
         storage_dtype=STORAGE_DTYPES[arguments.latent_storage_dtype],
     )
 
 
-def build_eval_plan(config: Arguments, adapter: BaseAdapter, dataset: str) -> RolloutPlan:
+def build_eval_plan(config: Arguments, adapter: BaseAdapter[Any], dataset: str) -> RolloutPlan:
     """How an evaluation set is sampled: `eval:`, with the dataset's own resolution, steps and guidance over it."""
-    arguments = config.eval_args.for_dataset(config.data_args.dataset(dataset).eval)
-    scheduler = config.scheduler_args
-    grid = adapter.sigma_grid(arguments.num_inference_steps, height=arguments.height, width=arguments.width)
-    steps = resolve_sde_steps(scheduler, grid)
-    # "dynamics" evaluates the sampler that training sees; one fixed window keeps evaluations comparable.
-    window = cycle_window(scheduler, steps, config.training_args.seed, 0) if arguments.solver == "dynamics" else ()
+    arguments = config.eval_args
+    source = next(s for s in config.data_args.sources() if s.name == dataset)
+    spec = source.eval or DatasetEvalSpec()
+    height, width = spec.resolution or (arguments.height, arguments.width)
+    num_steps = spec.num_inference_steps or arguments.num_inference_steps
+    scale = arguments.guidance_scale if spec.guidance_scale is None else spec.guidance_scale
+    grid = run_grid(adapter, num_steps, height, width)
     return RolloutPlan(
         grid=grid,
-        candidates=steps.candidates,
-        window=window,
-        noise_levels=tuple(scheduler.noise_level if i in window else 0.0 for i in range(grid.length)),
-        guidance=adapter.guidance(arguments.guidance_scale),
-        num_inference_steps=arguments.num_inference_steps,
-        height=arguments.height,
-        width=arguments.width,
-        dynamics=scheduler.dynamics_type,
-        log_prob_normalised=scheduler.log_prob_is_normalised,
+        candidates=(),
+        window=(),
+        noise_levels=(0.0,) * grid.length,
+        guidance=adapter.guidance(scale),
+        num_inference_steps=num_steps,
+        height=height,
+        width=width,
+        dynamics="ODE",
+        log_prob_normalised=True,
         storage_dtype=torch.float32,
     )
 
@@ -221,14 +295,6 @@ def build_checkpointer(config: Arguments, run_dir: Path, comm: Comm) -> Checkpoi
     from flow_factory.checkpoints.checkpointer import Checkpointer
 
     return Checkpointer(run_dir / "checkpoints", comm, config.log_args.save_total_limit)
-
-
-def find_resume(config: Arguments, checkpointer: Checkpointer, run_dir: Path) -> Path | None:
-    """The checkpoint to go on from, by `train.resume`, or None for a fresh start."""
-    resume = config.training_args.resume
-    if resume == "never":
-        return None
-    return checkpointer.latest() if resume == "auto" else Path(resume)
 
 
 def seed_everything(seed: int) -> None:

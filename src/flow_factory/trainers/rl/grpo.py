@@ -17,6 +17,7 @@ from flow_factory.models.step import StepOutput
 from flow_factory.objectives.grpo import grpo_loss
 from flow_factory.objectives.kl import kl_penalty
 from flow_factory.samples import BaseSample, SampleBatch
+from flow_factory.samples.reductions import active_count, combine_row_means
 from flow_factory.trainers.abc import BaseTrainer
 from flow_factory.trainers.replay import Transition
 
@@ -39,22 +40,28 @@ class GRPOTrainer(BaseTrainer):
         for repeat in range(self.training_args.num_inner_epochs):
             for batch in self.microbatches(samples, repeat):
                 for transition in self.replay(batch):
-                    loss, metrics = self.step_loss(batch, transition)
-                    self.backward_step(loss, metrics)
+                    # The reference goes first: no variant may be switched while a graph waits for its backward.
+                    reference = self.reference_forward(batch, transition)
+                    with self.adapter.pin():
+                        loss, metrics = self.step_loss(batch, transition, reference)
+                        self.backward_step(loss, metrics)
 
-    def step_loss(self, batch: SampleBatch, transition: Transition) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of one transition of one micro-batch: the policy term, and the KL term if `kl_beta` is not 0."""
-        arguments = self.training_args
-        reference = None
-        if arguments.kl_beta > 0:
-            # Before the policy's forward: a variant may not be switched while a graph waits for its backward.
-            with torch.no_grad(), self.reference_policy():
-                reference = self.replay_forward(batch, transition)
+    def reference_forward(self, batch: SampleBatch, transition: Transition) -> StepOutput | None:
+        """The transition under the reference policy, or None if there is no KL term."""
+        if self.training_args.kl_beta == 0:
+            return None
+        with torch.no_grad(), self.reference_policy():
+            return self.replay_forward(batch, transition)
+
+    def step_loss(
+        self, batch: SampleBatch, transition: Transition, reference: StepOutput | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of one transition of one micro-batch: the policy term, and the KL term if there is a reference."""
         policy = self.replay_forward(batch, transition)
         loss, metrics = self.policy_loss(batch, transition, policy)
         if reference is not None:
             kl = self._kl(policy, reference).mean()
-            loss = loss + arguments.kl_beta * kl
+            loss = loss + self.training_args.kl_beta * kl.to(loss.dtype)
             metrics["kl"] = kl.detach()
         return loss, metrics
 
@@ -68,19 +75,19 @@ class GRPOTrainer(BaseTrainer):
 
     def _kl(self, policy: StepOutput, reference: StepOutput) -> Tensor:
         """KL estimate per row [B]; components of a joint model are weighted by their element counts."""
-        terms, weights = [], []
-        for name, velocity in policy.velocity.items():
-            terms.append(
-                kl_penalty(
-                    self.training_args.kl_type,
-                    velocity=velocity,
-                    velocity_ref=reference.velocity[name],
-                    mean=policy.mean[name],
-                    mean_ref=reference.mean[name],
-                    std=policy.std[name],
-                    diffusion=policy.diffusion[name],
-                    mask=policy.velocity.masks.get(name),
-                )
+        terms = [
+            kl_penalty(
+                self.training_args.kl_type,
+                velocity=velocity,
+                velocity_ref=reference.velocity[name],
+                mean=policy.mean[name],
+                mean_ref=reference.mean[name],
+                std=policy.std[name],
+                diffusion=policy.diffusion[name],
+                mask=policy.velocity.masks.get(name),
             )
-            weights.append(float(velocity[0].numel()))
-        return sum((t * w for t, w in zip(terms, weights, strict=True)), torch.zeros_like(terms[0])) / sum(weights)
+            for name, velocity in policy.velocity.items()
+        ]
+        return combine_row_means(
+            terms, [active_count(v, policy.velocity.masks.get(n)) for n, v in policy.velocity.items()]
+        )
