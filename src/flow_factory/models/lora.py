@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -107,7 +108,8 @@ class LoraLayers:
         for component, names in self._targets.items():
             config = LoraConfig(r=self.settings.rank, lora_alpha=self.settings.alpha, target_modules=names)  # type: ignore[arg-type]
             # PEFT draws its own initial values; they are replaced below, and the global generator must not notice.
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are meant
                 inject_adapter_in_model(config, self._bundle.component(component), adapter)
         if not self._layers:
             for component in self._targets:

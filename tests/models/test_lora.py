@@ -1,0 +1,102 @@
+"""LoRA layers: targets, initial values, dead modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flow_factory.errors import InputError
+from flow_factory.models.lora import expand_dead, select_targets
+from flow_factory.models.sd3_5.adapter import SD3_5Adapter
+from flow_factory.samples import LatentState
+from tests.models.support import PROMPTS, make_adapter, stir
+from tests.models.test_variants import velocity
+
+
+def test_initial_values_depend_on_the_seed_alone(tiny_sd3_dir: Path) -> None:
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = make_adapter(tiny_sd3_dir).trainable_parameters()
+    assert torch.equal(torch.random.get_rng_state(), state), "the global generator was used"
+    torch.manual_seed(2)
+    second = make_adapter(tiny_sd3_dir, {"model.target_modules": ["to_q"]}).trainable_parameters()
+    other = make_adapter(tiny_sd3_dir, {"train.seed": 12}).trainable_parameters()
+    assert set(second) < set(first)
+    assert all(torch.equal(first[name], value) for name, value in second.items())
+    downs = [name for name in first if ".lora_A." in name]
+    assert downs and all(not torch.equal(first[name], other[name]) for name in downs)
+    assert all(not first[name].any() for name in first if ".lora_B." in name)
+
+
+@pytest.mark.parametrize(("init", "std"), [("gaussian", 1 / 4), ("default", (1 / 32) ** 0.5 / 3**0.5)])
+def test_initial_distributions(tiny_sd3_dir: Path, init: str, std: float) -> None:
+    parameters = make_adapter(tiny_sd3_dir, {"model.lora_init": init}).trainable_parameters()
+    values = torch.cat([p.detach().flatten() for n, p in parameters.items() if ".lora_A." in n])
+    assert float(values.std()) == pytest.approx(std, rel=0.05)
+
+
+def test_the_start_is_the_base(tiny_sd3_dir: Path, fresh: SD3_5Adapter) -> None:
+    adapter = make_adapter(tiny_sd3_dir)
+    with adapter.use_component_variant(None):
+        base = velocity(adapter)
+    assert torch.equal(velocity(adapter), base)
+    stir(adapter)
+    assert not torch.allclose(velocity(adapter), base)
+
+
+def _gradients(adapter: SD3_5Adapter) -> dict[str, float]:
+    """Largest gradient of every parameter of the transformer over several prompts, states and times, with guidance."""
+    condition = adapter.encode_prompt(PROMPTS, ["blur", None, "dim"], need_negative=True)
+    for step in range(4):
+        noise = torch.randn(3, 4, 8, 6, generator=torch.Generator().manual_seed(step))
+        state = LatentState.single(noise)
+        grid = adapter.sigma_grid(4, state, condition)
+        velocity = adapter.predict(state, grid.times(step, 3), condition, adapter.guidance(3.0)).only
+        velocity.square().sum().backward()
+    found = adapter.trainable_parameters()
+    return {name: 0.0 if p.grad is None else float(p.grad.abs().max()) for name, p in found.items()}
+
+
+def test_dead_modules_are_dead_and_no_other_attention_projection_is(tiny_sd3_dir: Path) -> None:
+    """Pitfall 51: LoRA layers that can never get a gradient, declared and not wrapped by default."""
+    adapter = make_adapter(tiny_sd3_dir)
+    transformer = adapter.pipeline.transformer
+    (dead,) = expand_dead(transformer, adapter.spec.dead_modules)
+    assert dead == r"transformer_blocks\.2\.attn\.add_q_proj"
+    names = {n for n, m in transformer.named_modules() if isinstance(m, nn.Linear) and "lora_" not in n}
+    bases = {n.removesuffix(".base_layer") for n in names}
+    wrapped = {n.removeprefix("transformer.").split(".lora_")[0] for n in adapter.trainable_parameters()}
+    projections = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    assert bases - wrapped - {n for n in bases if not n.endswith(projections)} == {
+        "transformer_blocks.2.attn.add_q_proj"
+    }
+    full = make_adapter(tiny_sd3_dir, {"model.finetune_type": "full"})
+    largest = _gradients(full)
+    projected = {n: g for n, g in largest.items() if n.endswith(tuple(f"{p}.weight" for p in projections))}
+    assert len(projected) == len(wrapped) + 1
+    assert {n for n, g in projected.items() if g == 0.0} == {"transformer.transformer_blocks.2.attn.add_q_proj.weight"}
+
+
+def test_every_wrapped_layer_gets_a_gradient(stirred: SD3_5Adapter) -> None:
+    velocity(stirred).square().sum().backward()
+    assert all(p.grad is not None and float(p.grad.abs().max()) > 0 for p in stirred.trainable_parameters().values())
+
+
+def test_targets() -> None:
+    block = nn.ModuleDict({"to_q": nn.Linear(2, 2), "to_v": nn.Linear(2, 2), "norm": nn.LayerNorm(2)})
+    module = nn.ModuleDict({"blocks": nn.ModuleList([block]), "to_q_other": nn.Linear(2, 2)})
+    assert select_targets(module, ["to_q"]) == ["blocks.0.to_q"]
+    assert select_targets(module, "to_v") == ["blocks.0.to_v"]
+    assert select_targets(module, ["to_q", "blocks.0.to_q"]) == ["blocks.0.to_q"]
+    with pytest.raises(InputError, match="'to_k'.*to_q, to_q_other, to_v"):
+        select_targets(module, ["to_q", "to_k"])
+    with pytest.raises(InputError, match="'to_q'"):
+        select_targets(module, ["to_q"], dead=[r"blocks\.{last}\.to_q"])
+
+
+def test_an_adapter_name_with_a_dot_is_refused(tiny_sd3_dir: Path) -> None:
+    with pytest.raises(InputError, match="lora_adapter_name"):
+        make_adapter(tiny_sd3_dir, {"model.lora_adapter_name": "v1.0"})
