@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flow_factory.checkpoints.atomic import atomic_write_json, atomic_write_text
 from flow_factory.checkpoints.redaction import redact
 from flow_factory.checkpoints.values import dumps
+from flow_factory.errors import InputError
 from flow_factory.tracking.backends import require_backend
 from flow_factory.tracking.environment import write_environment
 from flow_factory.tracking.metrics import MetricsWriter
@@ -37,7 +38,7 @@ class Tracker:
         accelerator: Says which process is the main one and how many there are; None for a single process.
 
     Raises:
-        InputError: If the package of `log.logging_backend` is not installed.
+        InputError: If the package of `log.logging_backend` is not installed, or the service does not let us in.
     """
 
     def __init__(self, config: Arguments, run_dir: Path, accelerator: Any = None) -> None:
@@ -198,8 +199,10 @@ def _start_backend(config: Arguments, run_dir: Path) -> Any:
     name = config.log_args.logging_backend
     if name is None or name == "none":
         return None
+    from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+    PartialState()  # accelerate's trackers ask it which process they are in; an Accelerator has made it already
     project, folder = config.log_args.project, run_dir / "trackers"
     folder.mkdir(exist_ok=True)
     run_id = _run_id(run_dir)
@@ -216,7 +219,13 @@ def _start_backend(config: Arguments, run_dir: Path) -> Any:
         "mlflow": {"run_name": run_dir.name},
     }[name]
     tracker = LOGGER_TYPE_TO_CLASS[name](run_dir.name if name == "tensorboard" else project, **arguments)
-    tracker.start()
+    try:
+        tracker.start()
+    except Exception as error:  # each service has errors of its own
+        raise InputError(
+            f"log.logging_backend={name} cannot be started: {type(error).__name__}: {error}. Log in to it, use its "
+            f"offline mode (WANDB_MODE=offline, SWANLAB_MODE=offline), or set log.logging_backend=none."
+        ) from error
     flat = _flatten(redact(config.to_mapping()))
     if name == "tensorboard":
         # add_hparams of TensorBoard would write another run folder; the text shows up beside the curves.
