@@ -84,6 +84,14 @@ def test_key(what: str, changed: PromptRecord, identity: dict, need_negative: bo
     assert same(cache.row(changed), expected)
 
 
+def test_negatives_of_rows_without_a_negative_prompt(tmp_path: Path) -> None:
+    """Pitfall 28: an entry encoded without negatives is not taken where negatives are needed."""
+    make_cache(tmp_path, FakeAdapter(), need_negative=False).prepare([record()])
+    cache = make_cache(tmp_path, FakeAdapter(), need_negative=True)
+    cache.prepare([record()])
+    assert cache.row(record()).negative is not None
+
+
 def test_unused_negative_prompts_do_not_matter(tmp_path: Path) -> None:
     """Where negatives are not encoded, another negative prompt is the same entry."""
     make_cache(tmp_path, FakeAdapter(), need_negative=False).prepare([record(negative_prompt="x")])

@@ -39,6 +39,13 @@ def test_everything_that_makes_a_group_changes_its_id() -> None:
     assert len(set(ids)) == len(ids)
 
 
+def test_the_same_file_as_two_datasets(tmp_path: Path) -> None:
+    """Pitfall 13: loading keeps equal prompts of two datasets apart."""
+    write_txt(tmp_path, "train", ["a", "b"])
+    ids = [r.group_id for name in ("x", "y") for r in load_prompt_dataset(dataset(tmp_path, name), "train")]
+    assert len(set(ids)) == 4
+
+
 def test_group_ids_are_64_bit_end_to_end() -> None:
     """Pitfall 12: ids use all 64 bits, survive an int64 tensor, and would not survive a float."""
     ids = [group_id_of("a", f"prompt {i}", None) for i in range(500)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from flow_factory.data_utils.condition_cache import ConditionCache
 from flow_factory.data_utils.prompt_dataset import PromptDataset, PromptRecord
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class ConditionEncoder(Protocol):
     """The part of an adapter that loaders use."""
 
-    @property
-    def condition_class(self) -> type[Condition]:
-        """The adapter's condition type."""
-        ...
+    condition_class: ClassVar[type[Condition]]
+    """The adapter's condition type."""
 
     def encode_prompt(
         self, prompts: list[str], negative_prompts: list[str | None] | None, need_negative: bool
@@ -130,7 +128,7 @@ def build_conditions(
 
     cache = ConditionCache(
         data.cache_dir,
-        cache_identity(config, adapter),
+        cache_identity(config, adapter) if data.enable_preprocess else {},  # hashing the encoders takes a while
         condition_class=adapter.condition_class,
         encode=encode,
         need_negative=need_negative,

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flow_factory.errors import RunError
 from flow_factory.rewards.abc import GroupwiseRewardModel
 from flow_factory.rewards.processor import RewardProcessor
 from flow_factory.samples import BaseSample
@@ -157,7 +156,5 @@ class RewardBuffer:
     def _pool(self, name: str) -> ThreadPoolExecutor:
         if name not in self._pools:
             workers = self.processor.models[name].config.num_workers
-            if workers < 1:
-                raise RunError(f"rewards[{name}].num_workers is {workers}; an asynchronous reward needs at least 1.")
             self._pools[name] = ThreadPoolExecutor(max_workers=workers, thread_name_prefix=f"reward-{name}")
         return self._pools[name]
