@@ -144,6 +144,26 @@ def test_a_path_resumes_in_place_or_branches_off(make_config, tmp_path):
         prepare_run_folder(make_config(train={"resume": str(older)}, log={"run_name": "foreign"}))
 
 
+def test_a_branch_that_is_started_again_goes_on_with_itself(make_config, tmp_path):
+    folder = run_with_checkpoints(make_config(), 1, 2)
+    older = folder / "checkpoints" / "checkpoint-000001"
+    config = make_config(train={"resume": str(older)}, log={"run_name": "branch"})
+    branch = prepare_run_folder(config)
+    (branch / "metrics.jsonl").write_text("killed before its first checkpoint\n")
+    assert prepare_run_folder(config) == branch and resolve_resume(config, branch) == older
+    assert (branch / "attempt-1" / "metrics.jsonl").exists()
+    Checkpointer(branch / "checkpoints").save(2, {}, {"config": config.to_mapping()})
+    assert prepare_run_folder(config) == branch
+    assert resolve_resume(config, branch) == branch / "checkpoints" / "checkpoint-000002"
+
+
+def test_a_run_with_a_made_up_name_goes_on_from_its_own_config(make_config):
+    folder = run_with_checkpoints(make_config(log={"run_name": None}), 1)
+    again = load_config(folder / "config.yaml")
+    assert prepare_run_folder(again) == folder
+    assert resolve_resume(again, folder) == folder / "checkpoints" / "checkpoint-000001"
+
+
 def test_a_path_may_be_a_run_folder(make_config):
     folder = run_with_checkpoints(make_config(), 1, 2)
     for given in (folder, folder / "checkpoints"):

@@ -54,7 +54,7 @@ def prepare_run_folder(config: Arguments) -> Path:
       moved to `attempt-N/`.
     * never: the folder must not hold a run.
     * a path: go on from that checkpoint. In the checkpoint's own run folder it must be the newest one; with another
-      `log.run_name` it starts a branch.
+      `log.run_name` it starts a branch, which the same configuration goes on with when it is started again.
 
     Args:
         config: The resolved configuration.
@@ -85,15 +85,16 @@ def prepare_run_folder(config: Arguments) -> Path:
             f"log.run_name, or go on with that run by train.resume=auto."
         )
     own = folder / CHECKPOINTS
-    if external is not None and external.parent.resolve() != own.resolve():
+    inside = external is not None and external.parent.resolve() == own.resolve()
+    if external is not None and not inside and _saved_resume(folder) != resume:
         raise InputError(
             f"{folder} already holds a run, and train.resume={resume} belongs to another one. Choose a log.run_name "
-            f"that is not in use to branch off from that checkpoint."
+            f"that is not in use to branch off from that checkpoint, or go on with this run by train.resume=auto."
         )
     lock_run_folder(folder)
     try:
         clean_leftovers(own)
-        start = external if external is not None else newest_checkpoint(own, hashes=False)
+        start = external if inside else newest_checkpoint(own, hashes=False)
         if start is not None:
             later = [path.name for _, path in list_checkpoints(own) if path.name > start.name]
             if later:
@@ -103,6 +104,8 @@ def prepare_run_folder(config: Arguments) -> Path:
                 )
             check_same_config(config, start)
         else:
+            if external is not None:
+                check_same_config(config, external)
             _set_aside_attempt(folder)
         _write_config(folder, config)
     except BaseException:
@@ -114,15 +117,16 @@ def prepare_run_folder(config: Arguments) -> Path:
 def resolve_resume(config: Arguments, run_dir: Path) -> Path | None:
     """The checkpoint that a prepared run goes on from, or None for a fresh start.
 
+    A run's own checkpoints come first: a branch that is started again goes on with itself.
+
     Raises:
         InputError: If there is no checkpoint where `train.resume` points, or the newest one is damaged.
     """
     resume = config.training_args.resume
     if resume == "never":
         return None
-    if resume == "auto":
-        return newest_checkpoint(run_dir / CHECKPOINTS, hashes=False)
-    return locate_checkpoint(resume)
+    own = newest_checkpoint(run_dir / CHECKPOINTS, hashes=False)
+    return own if own is not None or resume == "auto" else locate_checkpoint(resume)
 
 
 def locate_checkpoint(given: str | os.PathLike[str]) -> Path:
@@ -264,9 +268,22 @@ def _create(folder: Path) -> None:
 
 
 def _write_config(folder: Path, config: Arguments) -> None:
+    """Writes the resolved configuration, with the run's name in it: started again from it, the run goes on."""
     from flow_factory.hparams.saving import dump_yaml
 
-    write_once(folder / CONFIG, dump_yaml(redact(config.to_mapping())))
+    mapping = redact(config.to_mapping())
+    mapping["log"]["run_name"] = folder.name
+    write_once(folder / CONFIG, dump_yaml(mapping))
+
+
+def _saved_resume(folder: Path) -> str | None:
+    """`train.resume` of the configuration that a run folder was last used with."""
+    import yaml
+
+    try:
+        return str(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))["train"]["resume"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return None
 
 
 def _set_aside_attempt(folder: Path) -> None:
