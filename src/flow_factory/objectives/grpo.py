@@ -38,7 +38,7 @@ def grpo_loss(
     Returns:
         The scalar loss, and detached float64 scalars:
         ratio_mean: mean rho, exactly 1 when the log-probs are equal.
-        ratio_max_dev: max |rho - 1|.
+        ratio_deviation_max: max |rho - 1|.
         clip_fraction: share of samples whose gradient the clip cuts off.
         approx_kl: mean (l - l_old)^2 / 2.
         policy_loss: the loss.
@@ -52,12 +52,11 @@ def grpo_loss(
     advantages = advantages.detach().to(log_prob.dtype)
     log_ratio = log_prob - old_log_prob.detach().to(log_prob.dtype)
 
-    # max(-A rho, -A clip(rho)) is -A min(rho, 1 + c_hi) for A > 0 and -A max(rho, 1 + c_lo) for A < 0.
+    # max(-A rho, -A clip(rho)) is -A min(rho, 1 + c_hi) for A > 0 and -A max(rho, 1 + c_lo) for A < 0. A = 0 is cut on
+    # both sides: 0 * exp(large) would be NaN.
     above, below = log_ratio > log_hi, log_ratio < log_lo
     cut = (above & (advantages >= 0)) | (below & (advantages <= 0))
     terms = -advantages * torch.where(cut, log_ratio.detach().clamp(log_lo, log_hi), log_ratio).exp()
-    # A = 0 has no term, and 0 * exp(large) would be NaN.
-    terms = torch.where(advantages == 0, torch.zeros_like(terms), terms)
     if weights is not None:
         check_rows(log_prob, weights=weights)
         terms = terms * weights.detach().to(terms.dtype)
@@ -67,7 +66,7 @@ def grpo_loss(
         exact = log_ratio.double()
         metrics = {
             "ratio_mean": exact.exp().mean(),
-            "ratio_max_dev": exact.expm1().abs().max(),
+            "ratio_deviation_max": exact.expm1().abs().max(),
             "clip_fraction": (cut & (advantages != 0)).double().mean(),
             "approx_kl": exact.square().mean() / 2,
             "policy_loss": loss.detach().double(),
