@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         RewardFailure,
     )
     from flow_factory.rewards.buffer import RewardBuffer
-    from flow_factory.rewards.build import build_reward_model, build_reward_models, check_reward_config
+    from flow_factory.rewards.build import build_reward_model, build_reward_models, check_rewards
     from flow_factory.rewards.processor import RewardProcessor
     from flow_factory.rewards.registry import get_reward_class, register_reward_model
     from flow_factory.rewards.smoke import smoke_reward
@@ -26,7 +26,7 @@ _HOMES = {
     "RewardBuffer": "buffer",
     "build_reward_model": "build",
     "build_reward_models": "build",
-    "check_reward_config": "build",
+    "check_rewards": "build",
     "RewardProcessor": "processor",
     "get_reward_class": "registry",
     "register_reward_model": "registry",
@@ -42,7 +42,7 @@ __all__ = [
     "RewardProcessor",
     "build_reward_model",
     "build_reward_models",
-    "check_reward_config",
+    "check_rewards",
     "get_reward_class",
     "register_reward_model",
     "smoke_reward",
