@@ -118,6 +118,14 @@ def test_an_attempt_without_a_checkpoint_is_set_aside(make_config):
         assert (folder / "notes.txt").exists() and load_config(folder / "config.yaml") == config
 
 
+def test_an_attempt_that_failed_while_loading_leaves_nothing_to_set_aside(make_config):
+    folder = prepare_run_folder(make_config())
+    (folder / "metrics.jsonl").write_text("")
+    prepare_run_folder(make_config())
+    prepare_run_folder(make_config(train={"resume": "never", "learning_rate": 1e-3}))
+    assert sorted(p.name for p in folder.iterdir()) == [".lock", "config.1.yaml", "config.yaml", "metrics.jsonl"]
+
+
 def test_a_folder_with_only_other_things_is_used(make_config, tmp_path):
     (tmp_path / "save" / "run").mkdir(parents=True)
     (tmp_path / "save" / "run" / "slurm.out").write_text("log")
@@ -139,7 +147,7 @@ def test_a_path_resumes_in_place_or_branches_off(make_config, tmp_path):
         prepare_run_folder(make_config(train={"resume": str(older), "learning_rate": 1.0}, log={"run_name": "changed"}))
     assert not (tmp_path / "save" / "changed").exists()
 
-    prepare_run_folder(make_config(log={"run_name": "foreign"}))
+    (prepare_run_folder(make_config(log={"run_name": "foreign"})) / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="belongs to another"):
         prepare_run_folder(make_config(train={"resume": str(older)}, log={"run_name": "foreign"}))
 

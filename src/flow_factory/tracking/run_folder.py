@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
+SAMPLES = "samples"
 LOCK = ".lock"
 # What an attempt leaves before its first checkpoint, and what is moved away before another attempt.
 _ATTEMPT_FILES = re.compile(
@@ -150,8 +151,10 @@ def locate_checkpoint(given: str | os.PathLike[str]) -> Path:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a folder holds traces of a run."""
-    return any((folder / name).exists() for name in (CONFIG, METRICS)) or bool(list_checkpoints(folder / CHECKPOINTS))
+    """Whether a folder holds results of a run; an attempt that failed while its model was loading left none."""
+    metrics = folder / METRICS
+    has_rows = metrics.is_file() and metrics.stat().st_size > 0
+    return has_rows or (folder / SAMPLES).exists() or bool(list_checkpoints(folder / CHECKPOINTS))
 
 
 def default_run_name(config: Arguments, now: datetime | None = None) -> str:
