@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from flow_factory.hparams import (
     DatasetTrainSpec,
     Geometry,
     Problem,
+    check_world_size,
     plan_geometry,
 )
 from flow_factory.hparams.errors import Path as ConfigPath
@@ -58,9 +60,10 @@ def check_statically(config: Arguments) -> StaticReport:
     checker.evaluation_data()
     checker.rewards()
     checker.paths()
+    checker.processes()
     if checker.problems:
         raise ConfigError(checker.problems)
-    checker.report.lines += geometry.describe()
+    checker.report.lines += geometry.describe().split("\n")
     checker.steps()
     return checker.report
 
@@ -188,6 +191,16 @@ class _StaticChecker:
         weights = self.config.model_args.resume_path
         if weights is not None and not Path(weights).expanduser().exists() and weights.count("/") != 1:
             self._add(("model", "resume_path"), f"{weights!r} does not exist; give a folder, a file, or a Hub id.")
+
+    def processes(self) -> None:
+        """Under a launcher, the number of processes is the configured one."""
+        launched = os.environ.get("WORLD_SIZE", "")
+        under_launcher = "RANK" in os.environ or "LOCAL_RANK" in os.environ
+        if under_launcher and launched.isdigit():
+            try:
+                check_world_size(self.config, int(launched))
+            except InputError as error:
+                self._add(("num_processes",), str(error))
 
     def steps(self) -> None:
         """Which steps are stochastic, as far as it is known without the model's grid."""

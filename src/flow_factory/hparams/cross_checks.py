@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +31,7 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
     check.rewards()
     check.guidance()
     check.processes()
+    check.length()
     check.optimizers()
     check.components()
     check.acceleration()
@@ -202,13 +202,20 @@ class _Checker:
             self.add(
                 ("machine_rank",), f"is {config.machine_rank}, but there are {machines} machine(s), counted from 0."
             )
-        launched = os.environ.get("WORLD_SIZE", "")
-        if launched.isdigit() and int(launched) != config.num_processes:
-            self.add(
-                ("num_processes",),
-                f"is {config.num_processes}, but the launcher started {launched} (WORLD_SIZE); set "
-                f"num_processes={launched}, or start {config.num_processes} processes.",
-            )
+
+    def length(self) -> None:
+        """Schedules that end need an end."""
+        if self.args.max_epochs is not None or self.args.max_steps is not None:
+            return
+        for index, optimizer in enumerate(self.config.optimizer_args):
+            if optimizer.lr_scheduler != "constant":
+                listed = self.config.origins.find(("optimizers",)) is not None
+                path = ("optimizers", index, "lr_scheduler") if listed else ("train", "lr_scheduler")
+                self.add(
+                    path,
+                    f"{optimizer.lr_scheduler!r} ends with the run, which has no end; set train.max_epochs "
+                    f"or train.max_steps, or use constant.",
+                )
 
     def optimizers(self) -> None:
         """One optimizer per trained role; the short form in `train:` only without the list."""

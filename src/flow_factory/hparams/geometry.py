@@ -57,18 +57,19 @@ class Geometry:
         """Samples per cycle over all ranks."""
         return self.unique * self.group_size
 
-    def describe(self) -> list[str]:
-        """Lines for people."""
+    def describe(self) -> str:
+        """Three lines for people."""
         prompts = f"{self.unique} prompts"
         if len(self.per_source) > 1:
             prompts += f" ({', '.join(f'{name} {count}' for name, count in self.per_source.items())})"
-        return [
+        lines = [
             f"cycle: {prompts} x {self.group_size} samples = {self.samples_per_cycle} samples",
             f"processes: {self.world_size}, each {self.batches_per_cycle} batches of {self.batch} ({self.sampler})",
             f"training: {self.batches_per_cycle} batches x {self.loss_terms} loss terms; "
             f"{self.accumulation_steps} backward passes per optimizer step, {self.updates_per_cycle} optimizer steps "
             f"per cycle",
         ]
+        return "\n".join(lines)
 
 
 def plan_geometry(config: Arguments, world_size: int | None = None, *, loss_terms: int | None = None) -> Geometry:
@@ -127,6 +128,7 @@ class _Planner:
         batches = self.unique * self.group // (self.world * self.batch)
         terms = batches * loss_terms
         accumulation = self._accumulation(batches, loss_terms)
+        self._check_given_batches(per_source)
         if accumulation is None or len(self.problems) > before:
             return None
         return Geometry(
@@ -262,6 +264,19 @@ class _Planner:
             return None
         return accumulation
 
+    def _check_given_batches(self, per_source: Mapping[str, int]) -> None:
+        for index, source in enumerate(self.config.data_args.datasets or []):
+            given = source.train.num_batches_per_epoch if source.train is not None else None
+            if given is None or source.name not in per_source:
+                continue
+            derived = per_source[source.name] * self.group // (self.world * self.batch)
+            if given != derived:
+                self._problem(
+                    ("data", "datasets", index, "train", "num_batches_per_epoch"),
+                    f"is {given}, but {per_source[source.name]} prompts x {self.group} samples make {derived} batches; "
+                    f"remove it, or change the dataset's unique_sample_num_per_epoch or weight.",
+                )
+
     def _numbers(self) -> str:
         steps = f", gradient_step_per_epoch G={self.steps}" if self.auto else ""
         return (
@@ -269,7 +284,7 @@ class _Planner:
             f"unique_sample_num_per_epoch M={self.unique}{steps}"
         )
 
-    def _problem(self, path: tuple[str, ...], message: str) -> None:
+    def _problem(self, path: tuple[str | int, ...], message: str) -> None:
         self.problems.append(Problem(path, message, self.config.origins.place(path)))
 
 

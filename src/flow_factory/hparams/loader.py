@@ -141,6 +141,8 @@ class _Builder:
         spec = self._spec(model_values)
         training_class = self._training_class(train_values)
         trainer_key = str(train_values.get("trainer_type", _default_key(training_class)))
+        if trainer_key.lower() == _default_key(training_class).lower():
+            trainer_key = _default_key(training_class)
 
         data = self._plain("data", DataArguments)
         model = self._validate(ModelArguments, "model", model_values)
@@ -262,7 +264,7 @@ class _Builder:
             if filled.get(field) is None and hasattr(train, field):
                 filled[field] = getattr(train, field)
         for field in spec.generation_fields() if spec is not None and generation is not None else ():
-            if field not in filled:
+            if filled.get(field) is None:
                 filled[field] = getattr(generation, field)
         return filled
 

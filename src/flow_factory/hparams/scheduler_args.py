@@ -55,7 +55,7 @@ class SchedulerArguments(Section):
             if self.num_sde_steps is not None and self.num_sde_steps > len(steps):
                 raise FieldError(
                     "num_sde_steps",
-                    f"asks for more steps than the {len(steps)} of sde_steps; use at most {len(steps)}, or null for all.",
+                    f"asks for more steps than sde_steps has; use at most {len(steps)}, or null for all.",
                 )
         if self.sde_window != "random" and self.num_sde_steps is None:
             raise FieldError("num_sde_steps", f"must be the window's size when sde_window is {self.sde_window!r}.")

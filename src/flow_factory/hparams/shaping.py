@@ -102,6 +102,11 @@ class Shaper:
             return text
         if isinstance(value, str):
             return self._word(members, words, value, numeric)
+        if is_bool and text is None:
+            # A YAML 1.1 reader has turned the word `no` into False before it came here as a Python value.
+            meant = [word for word in words if word in (("yes", "on") if value else ("no", "off"))]
+            if meant:
+                return meant[0]
         if str in members:
             return text if text is not None else str(value)
         if is_bool and numeric:

@@ -31,7 +31,7 @@ def starter_config(trainer_type: str = "grpo", model_type: str = "sd3-5") -> str
     chosen = _chosen(trainer_type, model_type, training)
     parts = [
         f"# A starter for {trainer_type} on {model_type}, made by `flow-factory config init`.",
-        "# Lines that start with `# name:` show a default: remove the `# ` to change it.",
+        "# Lines such as `#seed: 42`, without a space, show a default: remove the `#` to change it.",
         "",
         *_fields(LauncherArguments, {}, 0),
     ]
@@ -85,9 +85,9 @@ def _fields(cls: type, chosen: dict[str, Any], indent: int, section: str = "") -
         if entry.name in chosen:
             lines += [pad + line for line in _assignment(entry.name, chosen[entry.name])]
         elif section == "eval" and (entry.name in INHERITED_BY_EVAL or cls is not EvaluationArguments):
-            lines.append(f"{pad}# {entry.name}: null")
+            lines.append(f"{pad}#{entry.name}: null")
         else:
-            lines += [f"{pad}# {line}" for line in _assignment(entry.name, _default(entry))]
+            lines += [f"{pad}#{line}" for line in _assignment(entry.name, _default(entry))]
     return lines
 
 
@@ -106,13 +106,7 @@ def _default(entry: dataclasses.Field[Any]) -> Any:
 def _marker_first(lines: list[str], marker: int) -> list[str]:
     """Moves the field with the list marker, and its help, to the front of the entry."""
     start = marker
-    while start > 0 and lines[start - 1].lstrip().startswith("#") and not _is_default(lines[start - 1]):
+    while start > 0 and lines[start - 1].lstrip().startswith("# "):
         start -= 1
     own, rest = lines[start : marker + 1], [*lines[:start], *lines[marker + 1 :]]
     return [*own, *rest]
-
-
-def _is_default(line: str) -> bool:
-    """True for a commented assignment such as `# weight: 1.0`."""
-    name, colon, _ = line.lstrip("# ").partition(":")
-    return bool(colon) and name in {f.name for f in dataclasses.fields(RewardArguments)}

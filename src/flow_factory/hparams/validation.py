@@ -86,7 +86,7 @@ def _translate(
     by_path: dict[Path, list[Any]] = {}
     for entry in error.errors():
         if entry["type"] == "missing" and isinstance(entry["loc"][-1], int):  # a tuple that is too short
-            entry["loc"] = entry["loc"][:-1]
+            entry["loc"], entry["type"] = entry["loc"][:-1], "tuple_too_short"
         by_path.setdefault(_written_path(entry["loc"], shaped, entry["type"]), []).append(entry)
     problems: list[Problem] = []
     for local, entries in by_path.items():
@@ -102,7 +102,7 @@ def _translate(
             )
         elif cause is not None:
             problems.append(Problem(here, str(cause), origins.nearest_place(here)))
-        elif first["type"] == "missing" and isinstance(local[-1], str):
+        elif first["type"] == "missing":
             problems.append(Problem(here, "is required and was not given; add it.", origins.nearest_place(here[:-1])))
         else:
             problems.append(Problem(here, _message(_annotation(cls, local), entries), origins.nearest_place(here)))

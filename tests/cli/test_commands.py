@@ -1,0 +1,290 @@
+"""The command line through its real entry point: output, exit codes, speed, and what it must not import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flow_factory.cli import static_checks
+from flow_factory.cli.static_checks import check_statically
+from flow_factory.errors import InputError, Interrupted, RunError
+from flow_factory.hparams import ConfigError, load_config
+from tests.hparams.helpers import load
+from tests.hparams.test_imports_and_examples import HEAVY
+from tests.hparams.test_models_and_builtins import make_folder
+
+
+def run(
+    *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs `flow-factory` in a process of its own."""
+    environment = {**{k: v for k, v in os.environ.items() if k != "FLOW_FACTORY_DEBUG"}, **(env or {})}
+    command = [sys.executable, "-m", "flow_factory.cli.app", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a model, 1,000 prompts and run.yaml."""
+    make_folder(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.txt").write_text("".join(f"a picture of number {i}\n" for i in range(1000)))
+    (tmp_path / "data" / "test.jsonl").write_text('{"prompt": "x", "negative_prompt": "y", "answer": 3}\n')
+    (tmp_path / "run.yaml").write_text(
+        "model: {model_type: sd3-5, model_name_or_path: model}\n"
+        "data:\n  dataset_dir: data\n"
+        "train: {resolution: 64, per_device_batch_size: 8, max_epochs: 2}\n"
+        "rewards: {reward_model: jpeg_compressibility}\n"
+    )
+    return tmp_path
+
+
+def in_project(project: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> static_checks.StaticReport:
+    monkeypatch.chdir(project)
+    return check_statically(load_config("run.yaml", overrides))
+
+
+def test_check_prints_what_a_run_would_do(project: Path) -> None:
+    done = run("check", "run.yaml", cwd=project)
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "trainer: grpo, lora",
+        "model: sd3-5, model (model)",
+        "train prompts: 1000 from data (train)",
+        "eval prompts: 1 from data (test)",
+        "rewards: default = jpeg_compressibility, weight 1.0",
+        "cycle: 8 prompts x 8 samples = 64 samples",
+        "1 stochastic per cycle",
+        "ok",
+    ):
+        assert words in done.stdout
+    assert done.stderr == ""
+
+
+_MEASURE = """
+import sys, time
+from flow_factory.cli.app import main
+sys.argv = {argv!r}
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print("CPU", time.process_time(), sorted(set({heavy!r}) & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit"),
+    [(["--help"], 0.5), (["check", "--help"], 0.5), (["check", "run.yaml"], 1.5), (["list", "trainers"], 1.5)],
+)
+def test_light_commands_are_fast_and_import_nothing_heavy(project: Path, arguments: list[str], limit: float) -> None:
+    """CPU time, the best of three, so that a busy machine does not fail the test; includes the interpreter's start."""
+    code = _MEASURE.format(argv=["flow-factory", *arguments], heavy=HEAVY)
+    seconds = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project, check=True)
+        _, cpu, heavy = done.stdout.strip().split("\n")[-1].split(" ", 2)
+        assert heavy == "[]"
+        seconds.append(float(cpu))
+    assert min(seconds) < limit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "nope.yaml"], ["error: configuration 'nope.yaml' does not exist"]),
+        (
+            ["check", "run.yaml", "train.gruop_size=4"],
+            ["override 'train.gruop_size=4'", "did you mean train.group_size?"],
+        ),
+        (["check", "run.yaml", "scheduler.dynamics_type=ODE"], ["'ODE' has no transition density", "Flow-SDE"]),
+        (["check", "run.yaml", "train.group_size=1"], ["at least 2"]),
+        (["check", "run.yaml", "train.unique_sample_num_per_epoch=7"], ["M=7", "These would:"]),
+        (["check", "run.yaml", "rewards.reward_model=jpeg"], ["no reward model 'jpeg'", "jpeg_compressibility"]),
+        (["check", "run.yaml", "model.model_name_or_path=./gone"], ["'./gone' does not exist"]),
+        (["check", "run.yaml", "data.dataset_dir=gone"], ["dataset folder 'gone'", "does not exist"]),
+        (["check", "run.yaml", "data.dataset_dir=builtin/gone"], ["no built-in prompt set 'builtin/gone'"]),
+        (["train", "run.yaml", "train.seed=x"], ["train.seed", "'x' is not a whole number"]),
+        (["train", "run.yaml", "model.model_name_or_path=./gone"], ["'./gone' does not exist"]),
+        (["config", "show", "run.yaml", "nothing"], ["key=value"]),
+        (["config", "schema", "--trainer-type", "gpro"], ["Did you mean 'grpo'?"]),
+        (["config", "init", "run.yaml"], ["run.yaml exists and is not written over"]),
+        (["bogus"], ["No such command 'bogus'"]),
+        (["list", "foo"], ["foo", "trainers"]),
+        (["train"], ["Missing argument"]),
+        (["check", "run.yaml", "--frobnicate"], ["--frobnicate"]),
+    ],
+)
+def test_wrong_input_exits_with_2_and_one_message(project: Path, arguments: list[str], words: list[str]) -> None:
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    done = run(*arguments, cwd=project)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path: path.read_bytes() for path in project.rglob("*") if path.is_file()} == before
+
+
+def test_debug_shows_the_traceback(project: Path) -> None:
+    done = run("check", "nope.yaml", "--debug", cwd=project)
+    assert done.returncode == 2 and "Traceback" in done.stderr and "error: configuration" in done.stderr
+    done = run("--debug", "check", "nope.yaml", cwd=project)
+    assert done.returncode == 2 and "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (InputError("bad input"), 2, ["error: bad input"]),
+        (RunError("it failed [red]"), 1, ["error: it failed [red]"]),
+        (Interrupted("saved", 15), 143, ["error: saved"]),
+        (KeyboardInterrupt(), 130, ["interrupted"]),
+        (ValueError("odd"), 1, ["error: ValueError: odd", "--debug"]),
+    ],
+)
+def test_exceptions_become_exit_codes(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    words: list[str],
+) -> None:
+    from flow_factory.cli.errors import guarded
+
+    monkeypatch.delenv("FLOW_FACTORY_DEBUG", raising=False)
+
+    @guarded
+    def command() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        command()
+    assert caught.value.code == code
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    for word in words:
+        assert word in captured.err
+
+
+def test_train_checks_files_and_then_launches(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flow_factory import launch as launch_module
+    from flow_factory.cli.train import train
+
+    monkeypatch.chdir(project)
+    calls: list[object] = []
+    monkeypatch.setattr(launch_module, "launch", lambda *arguments: calls.append(arguments))
+    train("run.yaml", ["train.seed=3"], debug=False)
+    assert calls == [("run.yaml", ["train.seed=3"], False)]
+
+
+def test_static_checks_report_everything_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "data" / "train.txt").write_text("\n \n")
+    (project / "data" / "test.jsonl").write_text('{"prompt": "x"}\n{"prompt": \n')
+    with pytest.raises(ConfigError) as caught:
+        in_project(
+            project,
+            monkeypatch,
+            "model.model_name_or_path=./gone",
+            "rewards.reward_model=brightnes",
+            "train.resume=atuo",
+            "train.advantage_aggregation=no_such_module.f",
+        )
+    text = str(caught.value)
+    for words in (
+        "data.dataset_dir (run.yaml:3): prompt file data/train.txt holds no prompts",
+        "data/test.jsonl:2",
+        "'./gone' does not exist",
+        "Did you mean 'brightness'?",
+        "Did you mean auto?",
+        "no module 'no_such_module'",
+    ):
+        assert words in text
+    assert len(caught.value.problems) == 6
+
+
+def test_a_cycle_cannot_draw_more_prompts_than_there_are(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "data" / "train.txt").write_text("a\nb\nc\na\nd\n")
+    with pytest.raises(ConfigError, match="draws 8 distinct prompts per cycle from dataset 'default', which has 4"):
+        in_project(project, monkeypatch)
+    report = in_project(project, monkeypatch, "train.unique_sample_num_per_epoch=4")
+    assert "train prompts: 4 from data (train) (1 exact duplicates left out)" in report.lines
+    with pytest.raises(ConfigError, match="which has 2"):
+        in_project(project, monkeypatch, "train.unique_sample_num_per_epoch=4", "data.max_dataset_size=2")
+
+
+def test_evaluation_without_a_split_is_a_warning(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "data" / "test.jsonl").unlink()
+    assert "nothing is evaluated" in in_project(project, monkeypatch).warnings[0]
+    assert in_project(project, monkeypatch, "eval.eval_freq=0").warnings == []
+    with pytest.raises(ConfigError, match=r"data\.datasets\[0\]\.dataset_dir.*has no val\.txt"):
+        in_project(project, monkeypatch, "data={datasets: {name: a, dataset_dir: data, eval: {split: val}}}")
+
+
+def test_process_counts_under_a_launcher(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 42, static part."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert in_project(project, monkeypatch)  # not under a launcher: some shells export WORLD_SIZE
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="num_processes is 1 .* the launcher started 8"):
+        in_project(project, monkeypatch)
+
+
+def test_a_reward_by_dotted_path_is_imported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "my_rewards_for_check.py").write_text("class Mine:\n    pass\n")
+    monkeypatch.syspath_prepend(str(project))
+    assert in_project(project, monkeypatch, "rewards.reward_model=my_rewards_for_check.Mine")
+    with pytest.raises(ConfigError, match="has no 'Mime'.*Did you mean Mine"):
+        in_project(project, monkeypatch, "rewards.reward_model=my_rewards_for_check.Mime")
+
+
+def test_config_show_is_a_configuration(project: Path) -> None:
+    done = run("config", "show", "run.yaml", "train.seed=9", cwd=project)
+    assert done.returncode == 0
+    (project / "shown.yaml").write_text(done.stdout)
+    assert load_config(project / "shown.yaml") == load_config(project / "run.yaml", ["train.seed=9"])
+
+
+def test_config_schema_is_json() -> None:
+    done = run("config", "schema")
+    assert json.loads(done.stdout)["properties"]["train"]["properties"]["clip_range"]["description"]
+
+
+def test_config_init_writes_once(tmp_path: Path) -> None:
+    done = run("config", "init", "start.yaml", cwd=tmp_path)
+    assert done.returncode == 0 and "flow-factory check start.yaml" in done.stdout
+    assert load_config(tmp_path / "start.yaml").trainer_key == "grpo"
+    assert yaml.safe_load(run("config", "init").stdout)["model"]["model_type"] == "sd3-5"
+    assert run("config", "init", "no/such/folder.yaml", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("trainers", "grpo"),
+        ("models", "sd3-5"),
+        ("rewards", "jpeg_compressibility"),
+        ("advantages", "gdpo"),
+        ("dynamics", "Flow-SDE"),
+        ("prompts", "builtin/"),
+        ("builtins", "builtin/"),
+    ],
+)
+def test_lists(kind: str, name: str) -> None:
+    done = run("list", kind)
+    assert done.returncode == 0 and any(line.startswith(name) for line in done.stdout.split("\n"))
+
+
+def test_version() -> None:
+    from flow_factory import __version__
+
+    assert run("--version").stdout.strip() == __version__
+
+
+def test_base_configuration_of_these_tests_loads() -> None:
+    assert load().trainer_key == "grpo"

@@ -1,0 +1,49 @@
+"""Nothing heavy is imported for a configuration, and every shipped example loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flow_factory.hparams import load_config
+
+HEAVY = ("torch", "numpy", "datasets", "transformers", "diffusers", "accelerate", "peft")
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import flow_factory; flow_factory.__version__",
+        "import flow_factory.hparams",
+        "from flow_factory import load_config",
+        "import flow_factory.hparams.schema as s; s.config_schema()",
+        "import flow_factory.hparams.starter as s; s.starter_config()",
+        "from flow_factory.hparams.local_model import inspect_local_model",
+    ],
+)
+def test_configuration_imports_nothing_heavy(code: str) -> None:
+    check = f"{code}\nimport sys\nprint(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_lazy_names_exist() -> None:
+    import flow_factory
+
+    assert flow_factory.load_config is load_config
+    assert {"load_config", "build_trainer", "__version__"} <= set(dir(flow_factory))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = flow_factory.nothing
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[str(path.relative_to(ROOT)) for path in EXAMPLES])
+def test_every_example_loads(path: Path) -> None:
+    """Pitfall 47: shipped examples that do not parse."""
+    config = load_config(path)
+    assert load_config(path, ["train.seed=1"]).training_args.seed == 1
+    assert config.log_args.save_dir
