@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,6 +47,7 @@ class Tracker:
         self.is_main = accelerator is None or bool(accelerator.is_main_process)
         self._world_size = 1 if accelerator is None else int(accelerator.num_processes)
         self._cycle = 0
+        self._began = time.perf_counter()
         self._metrics: MetricsWriter | None = None
         self._backend: Any = None  # an accelerate GeneralTracker
         require_backend(config.log_args.logging_backend)
@@ -144,17 +146,13 @@ class Tracker:
         """Writes `result.json` and the closing lines.
 
         Args:
-            result: A TrainingResult: `to_mapping()`, `timings`, `checkpoint`.
+            result: A TrainingResult, or anything with a `to_mapping()`.
         """
         self.display.end_phase()
         if self.is_main:
             atomic_write_text(self.run_dir / "result.json", dumps(result.to_mapping(), indent=1) + "\n")
-        took = result.timings.get("total")
-        self.display.line(
-            f"finished after cycle {self._cycle}"
-            + (f" in {format_duration(took)}" if took else "")
-            + f" | {self.run_dir}"
-        )
+        took = format_duration(time.perf_counter() - self._began)
+        self.display.line(f"finished after cycle {self._cycle} in {took} | {self.run_dir}")
 
     def close(self) -> None:
         """Ends the files and the experiment tracker, and lets go of the run folder; may be called twice."""
