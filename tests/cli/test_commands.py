@@ -231,16 +231,34 @@ def test_process_counts_under_a_launcher(project: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert in_project(project, monkeypatch)  # not under a launcher: some shells export WORLD_SIZE
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ConfigError, match="num_processes is 1 .* the launcher started 8"):
+    with pytest.raises(ConfigError, match=r"num_processes is 1 .* the launcher started 8"):
         in_project(project, monkeypatch)
 
 
 def test_a_reward_by_dotted_path_is_imported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "my_rewards_for_check.py").write_text("class Mine:\n    pass\n")
+    (project / "my_rewards_for_check.py").write_text(
+        "from flow_factory.rewards import PointwiseRewardModel\n"
+        "class Mine(PointwiseRewardModel):\n"
+        "    def score(self, samples):\n"
+        "        return [0.0] * len(samples)\n"
+        "class Other:\n    pass\n"
+    )
     monkeypatch.syspath_prepend(str(project))
     assert in_project(project, monkeypatch, "rewards.reward_model=my_rewards_for_check.Mine")
-    with pytest.raises(ConfigError, match="has no 'Mime'.*Did you mean Mine"):
+    with pytest.raises(ConfigError, match=r"has no 'Mime'.*Did you mean Mine"):
         in_project(project, monkeypatch, "rewards.reward_model=my_rewards_for_check.Mime")
+    with pytest.raises(ConfigError, match=r"rewards\[0\]\.reward_model.*not a reward class"):
+        in_project(project, monkeypatch, "rewards.reward_model=my_rewards_for_check.Other")
+
+
+def test_params_of_a_reward_are_checked_without_building_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 40, for what is specific to one reward."""
+    text = (project / "run.yaml").read_text().replace("rewards: {", "rewards:\n  {params: {nothing_such: 1}, ")
+    (project / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"rewards\[0\].*run\.yaml:6.*"):
+        in_project(project, monkeypatch)
+    with pytest.raises(ConfigError, match=r"rewards\[0\]\.params\.strct \(override.*params\.strict"):
+        in_project(project, monkeypatch, "rewards={reward_model: prompt_match, params: {strct: true}}")
 
 
 def test_config_show_is_a_configuration(project: Path) -> None:

@@ -161,7 +161,7 @@ def test_world_size_of_a_launcher_must_be_the_configured_one() -> None:
     """Pitfall 42: process counts that disagree are an error, not a silent one of eight."""
     config = load({"num_processes": 2})
     check_world_size(config, 2)
-    with pytest.raises(InputError, match="num_processes is 2 .* the launcher started 8.*num_processes=8"):
+    with pytest.raises(InputError, match=r"num_processes is 2 .* the launcher started 8.*num_processes=8"):
         check_world_size(config, 8)
 
 

@@ -110,7 +110,7 @@ def test_schema_knows_types_bounds_and_short_forms() -> None:
     assert train["max_sequence_length"]["maximum"] == 512
     rewards = config_schema()["properties"]["rewards"]
     assert {option.get("type") for option in rewards["anyOf"]} == {"array", "object"}
-    with pytest.raises(InputError, match="unknown trainer type 'gpro'.*Did you mean 'grpo'"):
+    with pytest.raises(InputError, match=r"unknown trainer type 'gpro'.*Did you mean 'grpo'"):
         config_schema("gpro")
 
 

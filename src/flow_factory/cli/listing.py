@@ -46,9 +46,9 @@ def _models() -> list[tuple[str, str]]:
 
 
 def _rewards() -> list[tuple[str, str]]:
-    from flow_factory.rewards.registry import reward_keys
+    from flow_factory.rewards.registry import get_reward_class, reward_keys
 
-    return [(key, "") for key in reward_keys()]
+    return [(key, _first_line(get_reward_class(key))) for key in reward_keys()]
 
 
 def _advantages() -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from flow_factory.hparams import (
     DatasetTrainSpec,
     Geometry,
     Problem,
+    RewardArguments,
     check_world_size,
     plan_geometry,
 )
@@ -31,6 +32,7 @@ from flow_factory.hparams.errors import Path as ConfigPath
 from flow_factory.hparams.errors import nearest
 from flow_factory.hparams.local_model import inspect_local_model
 from flow_factory.registry import import_dotted
+from flow_factory.rewards.build import check_reward_config
 from flow_factory.rewards.registry import reward_keys
 
 
@@ -156,28 +158,43 @@ class _StaticChecker:
         return rows
 
     def rewards(self) -> None:
-        """Every reward model exists; a dotted path is imported, a built-in one is only looked up."""
+        """Every reward model exists and takes the params it is given."""
         for section, rewards in (("rewards", self.config.reward_args), ("eval_rewards", self.config.eval_reward_args)):
             for index, reward in enumerate(rewards.reward_configs if rewards is not None else []):
-                self._named((section, index, "reward_model"), reward.reward_model or "", reward_keys(), "reward model")
+                self._reward((section, index), reward)
                 self.report.lines.append(f"{section}: {reward.name} = {reward.reward_model}, weight {reward.weight}")
         aggregation = getattr(self.config.training_args, "advantage_aggregation", "")
         if "." in aggregation:
             self._named(("train", "advantage_aggregation"), aggregation, [], "advantage estimator")
 
-    def _named(self, path: ConfigPath, key: str, known: Iterable[str], kind: str) -> None:
+    def _reward(self, path: ConfigPath, reward: RewardArguments) -> None:
+        key = reward.reward_model or ""
+        if not self._named((*path, "reward_model"), key, reward_keys(), "reward model"):
+            return
+        try:
+            check_reward_config(reward)
+        except ConfigError as error:  # in the reward's own params
+            for problem in error.problems:
+                where = (*path, *problem.path[1:])
+                self.problems.append(Problem(where, problem.message, self.config.origins.nearest_place(where)))
+        except InputError as error:
+            self._add((*path, "reward_model"), str(error))
+
+    def _named(self, path: ConfigPath, key: str, known: Iterable[str], kind: str) -> bool:
         known = list(known)
         if key.lower() in known:
-            return
+            return True
         if "." in key:
             try:
                 import_dotted(key, kind)
             except InputError as error:
                 self._add(path, str(error))
-            return
+                return False
+            return True
         close = nearest(key, known, cutoff=0.4)
         hint = f" Did you mean {close!r}?" if close else ""
         self._add(path, f"there is no {kind} {key!r}.{hint} Known: {', '.join(known)}; or give a dotted path.")
+        return False
 
     def paths(self) -> None:
         """Paths to resume from."""
