@@ -28,7 +28,13 @@ def test_plain_lines_one_per_phase_and_one_per_cycle():
         display.enter_phase("optimize", cycle, 3)
         clock.now += 38.0 + 10 * cycle
         display.end_cycle(
-            cycle, {"reward/total/mean": 0.7104, "loss": 0.01234567, "first_update/ratio_deviation_max": 0}
+            cycle,
+            {
+                "reward/match/mean": 0.7104,
+                "reward/match/std": 9.0,
+                "loss": 0.01234567,
+                "first_update/ratio_deviation_max": 0,
+            },
         )
     assert stream.getvalue().splitlines() == [
         "cycle 1/3 | rollout  | 96 images | 48.0 images/s | 2.0s",
@@ -41,6 +47,13 @@ def test_plain_lines_one_per_phase_and_one_per_cycle():
         "cycle 3/3 | optimize | 1m08s",
         "cycle 3/3 | reward 0.7104 | loss 0.01235 | ratio dev 0 | 1m10s",
     ]
+
+
+def test_several_rewards_are_named():
+    stream = io.StringIO()
+    display = ProgressDisplay(stream=stream)
+    display.end_cycle(1, {"reward/match/mean": 0.5, "reward/brightness/mean": 0.25, "reward/failed_ratio": 0.0})
+    assert stream.getvalue() == "cycle 1 | match 0.5000 | brightness 0.2500\n"
 
 
 def test_without_an_end_there_is_no_eta_and_disabled_is_silent():

@@ -19,9 +19,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-# Metrics worth a place on a cycle's line: (key, label).
+# Metrics worth a place on a cycle's line beside the rewards: (key, label).
 SHOWN_METRICS = (
-    ("reward/total/mean", "reward"),
     ("loss", "loss"),
     ("kl", "kl"),
     ("first_update/kl", "kl"),
@@ -133,8 +132,10 @@ class ProgressDisplay:
         """The line of a finished cycle: its numbers, its time and the time left."""
         self.end_phase()
         fields = [f"cycle {cycle}" + (f"/{self._total_cycles}" if self._total_cycles is not None else "")]
+        means = {key[7:-5]: key for key in metrics if key.startswith("reward/") and key.endswith("/mean")}
+        rewards = [(key, name if len(means) > 1 else "reward") for name, key in means.items()]
         shown: set[str] = set()
-        for key, label in SHOWN_METRICS:
+        for key, label in (*rewards[:4], *SHOWN_METRICS):
             if key in metrics and label not in shown:
                 shown.add(label)
                 fields.append(f"{label} {format_number(float(metrics[key]))}")
