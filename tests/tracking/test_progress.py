@@ -54,6 +54,11 @@ def test_several_rewards_are_named():
     display = ProgressDisplay(stream=stream)
     display.end_cycle(1, {"reward/match/mean": 0.5, "reward/brightness/mean": 0.25, "reward/failed_ratio": 0.0})
     assert stream.getvalue() == "cycle 1 | match 0.5000 | brightness 0.2500\n"
+    stream.truncate(stream.seek(0))
+    display.end_cycle(1, {"reward/match/mean": 0.5, "reward/blur/mean": 0.25, "reward/total/mean": 0.75})
+    display.end_cycle(2, {"reward/match/mean": 0.5, "reward/total/mean": 1.5})
+    lines = ["cycle 1 | reward 0.7500 | match 0.5000 | blur 0.2500", "cycle 2 | reward 1.500"]
+    assert stream.getvalue().splitlines() == lines
 
 
 def test_without_an_end_there_is_no_eta_and_disabled_is_silent():

@@ -133,7 +133,11 @@ class ProgressDisplay:
         self.end_phase()
         fields = [f"cycle {cycle}" + (f"/{self._total_cycles}" if self._total_cycles is not None else "")]
         means = {key[7:-5]: key for key in metrics if key.startswith("reward/") and key.endswith("/mean")}
-        rewards = [(key, name if len(means) > 1 else "reward") for name, key in means.items()]
+        total = means.pop("total", None)
+        if total is None and len(means) == 1:
+            _, total = means.popitem()
+        rewards = [] if total is None else [(total, "reward")]
+        rewards += [(key, name) for name, key in means.items()] if len(means) > 1 else []
         shown: set[str] = set()
         for key, label in (*rewards[:4], *SHOWN_METRICS):
             if key in metrics and label not in shown:
