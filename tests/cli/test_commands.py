@@ -14,7 +14,7 @@ import yaml
 from flow_factory.cli import static_checks
 from flow_factory.cli.static_checks import check_statically
 from flow_factory.errors import InputError, Interrupted, RunError
-from flow_factory.hparams import ConfigError, load_config
+from flow_factory.hparams import ConfigError, builtin_names, load_config
 from tests.hparams.helpers import load
 from tests.hparams.test_imports_and_examples import HEAVY
 from tests.hparams.test_models_and_builtins import make_folder
@@ -306,3 +306,10 @@ def test_version() -> None:
 
 def test_base_configuration_of_these_tests_loads() -> None:
     assert load().trainer_key == "grpo"
+
+
+@pytest.mark.skipif(not builtin_names("model"), reason="no embedded model in this checkout")
+def test_the_starter_passes_the_check(tmp_path: Path) -> None:
+    assert run("config", "init", "start.yaml", cwd=tmp_path).returncode == 0
+    done = run("check", "start.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
