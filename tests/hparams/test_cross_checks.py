@@ -85,6 +85,9 @@ def two_sets(**reward: Any) -> dict[str, Any]:
             ["no effect beside `optimizers:`"],
         ),
         ({"train": {"lr_scheduler": "cosine"}}, "train.lr_scheduler", ["'cosine'", "max_epochs"]),
+        ({"acceleration": {"shared": {"name": "torch_compile"}}}, "acceleration.shared", ["not available", "remove"]),
+        ({"model": {"attn_backend": "flash"}}, "model.attn_backend", ["not available", "remove"]),
+        ({"optimizers": {"update_frequency": 2}}, "optimizers[0].update_frequency", ["not available", "remove"]),
         ({"acceleration": {"rollout": {"name": "diffusers_cache"}}}, "acceleration.rollout", ["log-probs", "remove"]),
     ],
 )

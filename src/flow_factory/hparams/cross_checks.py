@@ -35,6 +35,7 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
     check.optimizers()
     check.components()
     check.acceleration()
+    check.unavailable()
     if not problems:
         find_geometry(config, None, problems)
 
@@ -266,6 +267,19 @@ class _Checker:
                 ("acceleration", "rollout"),
                 f"a lossy rollout cache makes the log-probs of trainer {self.config.trainer_key!r} wrong; remove it.",
             )
+
+    def unavailable(self) -> None:
+        """Fields whose names are settled but that nothing acts on yet: an error, since ignoring them would mislead."""
+        if self.config.model_args.attn_backend is not None:
+            self._unavailable(("model", "attn_backend"))
+        if self.config.acceleration_args.shared:
+            self._unavailable(("acceleration", "shared"))
+        for index, optimizer in enumerate(self.config.optimizer_args):
+            if optimizer.update_frequency != 1:
+                self._unavailable(("optimizers", index, "update_frequency"))
+
+    def _unavailable(self, path: Path) -> None:
+        self.add(path, "is not available in this version and would have no effect; remove it.")
 
 
 def _default(cls: type, name: str) -> Any:
