@@ -68,11 +68,9 @@ def run_in_place(config: Arguments, world_size: int) -> TrainingResult:
     Raises:
         InputError: If `world_size` differs from `num_processes`.
     """
-    if world_size != config.num_processes:
-        raise InputError(
-            f"num_processes is {config.num_processes}, but the launcher started {world_size} processes. Set "
-            f"num_processes: {world_size}, or start {config.num_processes}."
-        )
+    from flow_factory.hparams.cross_checks import check_world_size
+
+    check_world_size(config, world_size)
     from flow_factory.trainers.build import build_trainer
 
     return build_trainer(config).start()

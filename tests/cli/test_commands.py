@@ -67,32 +67,24 @@ def test_check_prints_what_a_run_would_do(project: Path) -> None:
     assert done.stderr == ""
 
 
-_MEASURE = """
-import sys, time
+_IMPORTED = """
+import sys
 from flow_factory.cli.app import main
 sys.argv = {argv!r}
 try:
     main()
 except SystemExit as stop:
     assert not stop.code, stop.code
-print("CPU", time.process_time(), sorted(set({heavy!r}) & set(sys.modules)))
+print("HEAVY", sorted(set({heavy!r}) & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "limit"),
-    [(["--help"], 0.5), (["check", "--help"], 0.5), (["check", "run.yaml"], 1.5), (["list", "trainers"], 1.5)],
-)
-def test_light_commands_are_fast_and_import_nothing_heavy(project: Path, arguments: list[str], limit: float) -> None:
-    """CPU time, the best of three, so that a busy machine does not fail the test; includes the interpreter's start."""
-    code = _MEASURE.format(argv=["flow-factory", *arguments], heavy=HEAVY)
-    seconds = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project, check=True)
-        _, cpu, heavy = done.stdout.strip().split("\n")[-1].split(" ", 2)
-        assert heavy == "[]"
-        seconds.append(float(cpu))
-    assert min(seconds) < limit
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["check", "run.yaml"], ["list", "trainers"]])
+def test_light_commands_import_nothing_heavy(project: Path, arguments: list[str]) -> None:
+    """What keeps them fast; scripts/measure_cli.py has the seconds."""
+    code = _IMPORTED.format(argv=["flow-factory", *arguments], heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project, check=True)
+    assert done.stdout.strip().split("\n")[-1] == "HEAVY []"
 
 
 @pytest.mark.parametrize(

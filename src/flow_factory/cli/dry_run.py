@@ -1,4 +1,4 @@
-"""`flow-factory check CFG --dry-run`: builds everything and runs one tiny cycle, to learn now what would fail tonight."""
+"""`flow-factory check CFG --dry-run`: builds everything and runs one tiny cycle, to fail now, not tonight."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DryRunReport:
         param_change_norm: L2 norm of the first update's change of the parameters.
         rollout_change: Largest difference between the final latents of the same prompts and noise before and after.
         rewards: Reward name to its scores of a blank and of a noise picture.
-        geometry: Lines that describe groups, batches and accumulation of the *full* run.
+        geometry: Describes groups, batches and accumulation of the *full* run.
         tied_rewards: True if the tiny groups had equal rewards, so that made-up advantages tested the update.
     """
 
@@ -37,7 +37,7 @@ class DryRunReport:
     param_change_norm: float = 0.0
     rollout_change: float = 0.0
     rewards: dict[str, list[float | None]] = field(default_factory=dict)
-    geometry: list[str] = field(default_factory=list)
+    geometry: str = ""
     tied_rewards: bool = False
 
 
@@ -55,8 +55,16 @@ def run_dry(config: Arguments) -> DryRunReport:
     with tempfile.TemporaryDirectory(prefix="flow-factory-dry-") as folder:
         trainer = build_trainer(shrink(config, Path(folder)))
         if trainer.reward_buffer is not None:
-            models = trainer.reward_buffer.processor.models
-            report.rewards = {name: smoke_reward(model) for name, model in models.items()}
+            processor = trainer.reward_buffer.processor
+            record = next(iter(trainer.dataloader)).records[0]
+            for name, model in processor.models.items():
+                report.rewards[name] = smoke_reward(
+                    model,
+                    processor=processor,
+                    sample_class=trainer.adapter.sample_class,
+                    prompt=record.prompt,
+                    metadata=record.metadata,
+                )
             trainer.prepare_feedback = _untie(trainer, report)  # type: ignore[method-assign]
         before = _probe(trainer)
         trainer.start()
@@ -134,13 +142,12 @@ def _judge(report: DryRunReport, config: Arguments, exact: bool) -> None:
         if deviation > limit:
             raise RunError(
                 f"the first on-policy ratio deviates from 1 by {deviation:.3g} (allowed: {limit:.3g}): replay does not "
-                f"compute what the rollout computed. Is train.latent_storage_dtype below fp32, or does the adapter draw "
-                f"randomness in its forward?"
+                f"compute what the rollout computed. Does the adapter draw randomness in its forward?"
             )
     if report.param_change_norm == 0.0:
         raise RunError("one update changed no parameter: check train.learning_rate and model.target_modules.")
     if report.rollout_change == 0.0:
         raise RunError(
-            "parameters moved but the same prompts and noise give the same latents: the trained weights take no part in "
-            "the rollout."
+            "parameters moved but the same prompts and noise give the same latents: the trained weights take no part "
+            "in the rollout."
         )

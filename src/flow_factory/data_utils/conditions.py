@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary
 
 from flow_factory.data_utils.condition_cache import ConditionCache
 from flow_factory.data_utils.prompt_dataset import PromptDataset, PromptRecord
@@ -15,6 +17,9 @@ from flow_factory.samples import Condition
 if TYPE_CHECKING:
     from flow_factory.contracts import PipelineIOContract
     from flow_factory.hparams import Arguments
+
+# Cache folders that `data.force_reprocess` has dropped for an adapter, which stands for a run.
+_DROPPED: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 
 
 class ConditionEncoder(Protocol):
@@ -135,8 +140,12 @@ def build_conditions(
         batch_size=data.preprocessing_batch_size,
     )
     if data.enable_preprocess:
+        # Once per run: the evaluation sets share the folder, and must not drop what training has just encoded.
+        dropped = _DROPPED.setdefault(adapter, set())
+        force = data.force_reprocess and cache.folder not in dropped
+        dropped.add(cache.folder)
         records = [record for dataset in datasets for record in dataset]
-        cache.prepare(records, comm, share=_share(data.preprocess_parallelism, comm), force=data.force_reprocess)
+        cache.prepare(records, comm, share=_share(data.preprocess_parallelism, comm), force=force)
     return ConditionSource(cache, adapter, on_the_fly=not data.enable_preprocess)
 
 

@@ -140,6 +140,9 @@ class BaseTrainer(ABC):
             finally:
                 if self.reward_buffer is not None:
                     self.reward_buffer.close()
+                close_loader = getattr(self.dataloader, "close", None)
+                if close_loader is not None:
+                    close_loader()  # a prompt loader's workers end with the run
                 self.tracker.close()
                 self.result.timings["total"] = time.perf_counter() - started
         return self.result

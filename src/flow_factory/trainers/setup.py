@@ -211,7 +211,10 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
 
     arguments: Any = config.training_args
     return AdvantageProcessor(
-        arguments.advantage_aggregation, global_std=arguments.global_std, gather=comm, group_size=arguments.group_size
+        getattr(arguments, "advantage_aggregation", "gdpo"),
+        global_std=getattr(arguments, "global_std", True),
+        gather=comm,
+        group_size=arguments.group_size,
     )
 
 
@@ -239,10 +242,12 @@ def resolve_steps(config: Arguments, adapter: BaseAdapter[Any]) -> SDESteps | No
 
 def replan(config: Arguments, geometry: Geometry, steps: SDESteps | None) -> Geometry:
     """The geometry once the grid is known: `num_sde_steps: null` trains every candidate step."""
-    open_ended = config.scheduler_args.num_sde_steps is None and config.training_args.paradigm == "coupled"
-    if steps is None or not open_ended:
+    if steps is None or config.training_args.paradigm != "coupled":
         return geometry
+    # Also the moment to learn that no such window exists, before prompts are encoded.
     window = cycle_window(config.scheduler_args, steps, config.training_args.seed, 0)
+    if config.scheduler_args.num_sde_steps is not None:
+        return geometry
     return plan_geometry(config, geometry.world_size, loss_terms=len(window))
 
 
