@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,17 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
 
-from flow_factory.rewards.shapes_world import IMAGE_SIZE, Kind, Scene, render, sample_scene
+from flow_factory.rewards.shapes_world import (
+    BACKGROUNDS,
+    COLOURS,
+    IMAGE_SIZE,
+    MAX_COUNT,
+    SHAPES,
+    Kind,
+    Scene,
+    render,
+    sample_scene,
+)
 
 Log = Callable[[str], None]
 KINDS: tuple[Kind, ...] = ("single", "count", "number")
@@ -22,6 +33,27 @@ def draw_scenes(rng: np.random.Generator, count: int, weights: tuple[float, floa
     """Draw scenes of both sides of the split, kinds in proportion to `weights` (single, count, number)."""
     kinds = rng.choice(len(KINDS), size=count, p=np.asarray(weights) / sum(weights))
     return [sample_scene(rng, KINDS[kind]) for kind in kinds]
+
+
+def mistaken(scene: Scene, rng: np.random.Generator) -> Scene:
+    """Scene with one attribute replaced by another value; what is shown is twice as likely to change as its colours."""
+    attributes = ["background", "colour", "subject", "subject"] + ["count"] * (2 if scene.kind == "count" else 0)
+    attribute = attributes[rng.integers(len(attributes))]
+    if attribute == "subject" and scene.number is not None:
+        digits = list(scene.digits)
+        place = int(rng.integers(len(digits)))
+        least = 1 if place == 0 and len(digits) == 2 else 0  # no leading zero
+        digits[place] = int(rng.choice([digit for digit in range(least, 10) if digit != digits[place]]))
+        return replace(scene, number=int("".join(map(str, digits))))
+    values = {
+        "background": tuple(BACKGROUNDS),
+        "colour": tuple(COLOURS),
+        "shape": SHAPES,
+        "count": tuple(range(2, MAX_COUNT + 1)),
+    }
+    name = "shape" if attribute == "subject" else attribute
+    others = [value for value in values[name] if value != getattr(scene, name)]
+    return replace(scene, **{name: others[int(rng.integers(len(others)))]})
 
 
 def draw_pictures(scenes: list[Scene], rng: np.random.Generator) -> torch.Tensor:
