@@ -87,13 +87,13 @@ def test_checkpoints_that_do_not_fit_are_refused(tiny_sd3_dir: Path, tmp_path: P
     with pytest.raises(InputError, match="no folder"):
         checkpoint_folder(str(tmp_path / "nothing"))
     with pytest.raises(InputError, match=r"model_index\.json"):
-        load_pipeline_class(StableDiffusion3Pipeline, str(tmp_path))
+        load_pipeline_class(StableDiffusion3Pipeline, tmp_path)
     other = tmp_path / "other"
     shutil.copytree(tiny_sd3_dir, other)
     index = other / "model_index.json"
     index.write_text(index.read_text().replace("StableDiffusion3Pipeline", "FluxPipeline"))
     with pytest.raises(InputError, match="FluxPipeline"):
-        load_pipeline_class(StableDiffusion3Pipeline, str(other))
+        load_pipeline_class(StableDiffusion3Pipeline, other)
 
 
 def test_an_absent_third_encoder_is_no_error(tiny_sd3_dir: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def plain_picture(pipeline: StableDiffusion3Pipeline) -> Tensor:
 def test_exported_lora_loads_in_plain_diffusers(
     tiny_sd3_dir: Path, tmp_path: Path, changes: dict[str, Any], exact: bool
 ) -> None:
-    """Pitfalls 24, 27, 54: an empty LoRA; keys that `load_lora_weights` or ComfyUI cannot read; alpha lost on export."""
+    """Pitfalls 24, 27, 54: an empty LoRA; keys that `load_lora_weights` cannot read; alpha lost on export."""
     adapter = make_adapter(tiny_sd3_dir, changes)
     stir(adapter)
     file = adapter.export_lora(tmp_path / "lora")

@@ -91,7 +91,7 @@ def test_targets() -> None:
     assert select_targets(module, ["to_q"]) == ["blocks.0.to_q"]
     assert select_targets(module, "to_v") == ["blocks.0.to_v"]
     assert select_targets(module, ["to_q", "blocks.0.to_q"]) == ["blocks.0.to_q"]
-    with pytest.raises(InputError, match="'to_k'.*to_q, to_q_other, to_v"):
+    with pytest.raises(InputError, match=r"'to_k'.*to_q, to_q_other, to_v"):
         select_targets(module, ["to_q", "to_k"])
     with pytest.raises(InputError, match="'to_q'"):
         select_targets(module, ["to_q"], dead=[r"blocks\.{last}\.to_q"])
@@ -100,3 +100,9 @@ def test_targets() -> None:
 def test_an_adapter_name_with_a_dot_is_refused(tiny_sd3_dir: Path) -> None:
     with pytest.raises(InputError, match="lora_adapter_name"):
         make_adapter(tiny_sd3_dir, {"model.lora_adapter_name": "v1.0"})
+
+
+def test_an_adapter_name_that_a_snapshot_needs_is_refused(tiny_sd3_dir: Path) -> None:
+    adapter = make_adapter(tiny_sd3_dir, {"model.lora_adapter_name": "ema"}, prepare=False)
+    with pytest.raises(InputError, match="lora_adapter_name"):
+        adapter.add_snapshot("ema")

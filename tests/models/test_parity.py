@@ -174,7 +174,7 @@ def test_the_rollout_walks_down_to_the_data() -> None:
             return LatentState.single((state.only - target) / times.only.sigma.view(-1, 1, 1, 1))
 
     adapter = Exact()
-    adapter.device, adapter.compute_dtype = torch.device("cpu"), None
+    adapter.device, adapter._autocast_dtype = torch.device("cpu"), None
     state = LatentState.single(torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)))
     sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
     grid = Grid.single(sigmas, 1000 * sigmas[:-1])

@@ -122,3 +122,10 @@ def test_weights_on_cpu_are_aligned(fresh: SD3_5Adapter) -> None:
     """Unaligned operands change the last bits of a matrix product, so the same weights would give other numbers."""
     for name in ("transformer", "vae", "text_encoder", "text_encoder_3"):
         assert all(p.data_ptr() % 64 == 0 for p in getattr(fresh.pipeline, name).parameters())
+
+
+def test_compute_dtype(tiny_sd3_dir: Path, fresh: SD3_5Adapter) -> None:
+    assert fresh.compute_dtype == torch.float32
+    assert make_adapter(tiny_sd3_dir, {"mixed_precision": "bf16"}).compute_dtype == torch.bfloat16
+    frozen = make_adapter(tiny_sd3_dir, {"model.frozen_parameters_dtype": "bf16"})
+    assert frozen.compute_dtype == torch.bfloat16

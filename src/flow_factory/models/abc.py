@@ -27,11 +27,11 @@ from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.models import components, export, rollout, step
 from flow_factory.models.bundle import ModelBundle
 from flow_factory.models.guidance import GuidanceSpec
-from flow_factory.models.lora import LoraSettings, select_targets
+from flow_factory.models.initial import load_initial_weights, make_weights
 from flow_factory.models.parallel import Parallel
 from flow_factory.models.snapshots import Snapshot, load_strict
 from flow_factory.models.variants import Variants
-from flow_factory.models.weights import FIRST_ROLE, FullWeights, LoraWeights, Weights
+from flow_factory.models.weights import FIRST_ROLE, LoraWeights, Weights
 from flow_factory.samples import BaseSample, ComponentTimes, Condition, Grid, LatentState, T2ISample
 from flow_factory.scheduler.grid import pipeline_grid
 
@@ -64,9 +64,9 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         self.device = self.comm.device
         self.spec: ModelSpec = get_model_spec(config.model_args.model_type)
         model = config.model_args
-        self.compute_dtype = components.autocast_dtype(config.mixed_precision, self.device)
+        self._autocast_dtype = components.autocast_dtype(config.mixed_precision, self.device)
         self._dtypes = components.DtypePolicy.from_fields(
-            model.trainable_parameters_dtype, model.frozen_parameters_dtype, self.compute_dtype
+            model.trainable_parameters_dtype, model.frozen_parameters_dtype, self._autocast_dtype
         )
         self.trained_components: tuple[str, ...] = tuple(model.components)
         self.pipeline: Any = self.load_pipeline()
@@ -77,10 +77,9 @@ class BaseAdapter(ABC, Generic[ConditionT]):
             # Parts are loaded in the dtype they are held in; only those asked to load in another are cast.
             components.place(module, self.device, self._dtype_of(name) if name in model.component_load_dtypes else None)
         self.bundle = ModelBundle({name: self._modules[name] for name in self.trained_components})
-        self.weights: Weights = self._make_weights()
-        for role in config.training_args.required_trainable_roles:
-            if role not in self.weights.roles:
-                self.weights.add_role(role)
+        self.weights: Weights = make_weights(
+            config, self.spec, self.bundle, self.trained_components, self._dtypes.trainable
+        )
         self.variants = Variants(self.weights)
         self.parallel = Parallel.create("replicated")
         self._root: nn.Module | None = None
@@ -184,6 +183,11 @@ class BaseAdapter(ABC, Generic[ConditionT]):
                     f"replay. Override predict_velocity, network_state, sigma_grid or another hook."
                 )
 
+    @functools.cached_property
+    def checkpoint(self) -> Path:
+        """The local folder of `model.model_name_or_path`."""
+        return components.checkpoint_folder(resolve_builtin(self.config.model_args.model_name_or_path, "model"))
+
     def load_diffusers(self, cls: type[Any]) -> Any:
         """Loads a pipeline of a diffusers class from `model.model_name_or_path`, with the run's dtypes."""
         model = self.config.model_args
@@ -191,7 +195,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         dtypes = {**names, "default": self._dtypes.frozen}
         for name, dtype in model.component_load_dtypes.items():
             dtypes[name] = components.parse_dtype(dtype, f"model.component_load_dtypes.{name}")
-        return components.load_pipeline_class(cls, resolve_builtin(model.model_name_or_path, "model"), dtypes)
+        return components.load_pipeline_class(cls, self.checkpoint, dtypes)
 
     def network(self, name: str) -> Callable[..., Any]:
         """A component as a callable that goes through the prepared root if it is trained."""
@@ -205,21 +209,25 @@ class BaseAdapter(ABC, Generic[ConditionT]):
 
     def network_input(self, name: str, tensor: Tensor) -> Tensor:
         """Casts an input to the component's own dtype where no autocast does it."""
-        return tensor if self.compute_dtype is not None else tensor.to(self._dtype_of(name))
+        return tensor if self._autocast_dtype is not None else tensor.to(self._dtype_of(name))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of one forward: the run's, whatever surrounds it; without a cache that could outlive it."""
-        enabled = self.compute_dtype is not None
-        dtype = self.compute_dtype or torch.bfloat16
+        enabled = self._autocast_dtype is not None
+        dtype = self._autocast_dtype or torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of matrix products: the autocast's, or that of the (first) trained component's own weights."""
+        return self._autocast_dtype or self._dtype_of(self.trained_components[0])
 
     def encoder_identity(self) -> str:
         """Identifies the encoders by content: bytes of their folders, dtypes and generation arguments."""
-        model = self.config.model_args
-        names = [n for n in self.pipeline.components if n.startswith(("text_encoder", "tokenizer", "image_encoder"))]
-        folder = components.checkpoint_folder(resolve_builtin(model.model_name_or_path, "model"))
+        kinds = ("text_encoder", "tokenizer", "image_encoder", "feature_extractor")
+        names = [name for name in self.pipeline.components if name.startswith(kinds)]
         parts = {
-            "files": components.folder_digest(folder, names),
+            "files": components.folder_digest(self.checkpoint, names),
             "dtypes": {name: str(self._dtype_of(name)) for name in names if name in self._modules},
             "generation": asdict(self.config.train_generation),
             "adapter": f"{type(self).__module__}.{type(self).__qualname__}",
@@ -308,7 +316,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """Loads `model.resume_path`, lets all ranks start equal, fixes requires_grad and builds the root. Once."""
         if self._root is not None:
             return
-        self._load_initial_weights()
+        load_initial_weights(self.config, self.bundle, self.trained_components, self.weights)
         for parameters in self.weights.roles.values():
             self.parallel.broadcast_parameters(parameters.values(), self.comm)
         for snapshot in self.weights.snapshots.values():
@@ -348,66 +356,6 @@ class BaseAdapter(ABC, Generic[ConditionT]):
                 raise InputError(
                     f"model.target_components: the pipeline has no network {name!r}; it has {sorted(self._modules)}."
                 )
-
-    def _make_weights(self) -> Weights:
-        model = self.config.model_args
-        if model.finetune_type == "full":
-            return FullWeights(self.bundle, self.trained_components)
-        if self._resume_kind() == "full":
-            for name in self.trained_components:
-                export.load_full(name, self.bundle.component(name), str(model.resume_path))
-        targets: dict[str, list[str]] = {}
-        for name in self.trained_components:
-            wanted = self.spec.default_lora_targets if model.target_modules == "all" else model.target_modules
-            targets[name] = select_targets(self.bundle.component(name), wanted, self.spec.dead_modules)
-        settings = LoraSettings(
-            rank=model.lora_rank,
-            alpha=model.lora_alpha if model.lora_alpha is not None else 2 * model.lora_rank,
-            init=model.lora_init,
-            seed=self.config.training_args.seed,
-            dtype=self._dtypes.trainable,
-        )
-        return LoraWeights(self.bundle, targets, settings, model.lora_adapter_name)
-
-    def _resume_kind(self) -> str | None:
-        """What `model.resume_path` holds: "lora", "full", or None if the weights are not read here."""
-        model = self.config.model_args
-        if model.resume_path is None or model.resume_type == "state":
-            return None
-        if model.resume_type is not None:
-            return model.resume_type
-        full = any((Path(model.resume_path) / name).is_dir() for name in self.trained_components)
-        return "full" if full else "lora"
-
-    @torch.no_grad()
-    def _load_initial_weights(self) -> None:
-        path, kind = self.config.model_args.resume_path, self._resume_kind()
-        if path is None or kind is None:
-            return
-        if isinstance(self.weights, LoraWeights):
-            if kind == "lora":
-                self._load_lora(self.weights, path)
-        elif kind == "full":
-            for name in self.trained_components:
-                export.load_full(name, self.bundle.component(name), path)
-        else:
-            raise InputError(
-                f"model.resume_path: {path!r} holds a LoRA, but model.finetune_type is 'full'. Use finetune_type: "
-                f"lora, or start from full weights."
-            )
-        first = self.weights.roles[FIRST_ROLE]
-        for role, parameters in self.weights.roles.items():
-            if role != FIRST_ROLE:
-                for source, target in zip(first.values(), parameters.values(), strict=True):
-                    target.copy_(source)
-
-    def _load_lora(self, weights: LoraWeights, path: str) -> None:
-        found = export.read_lora(path)
-        foreign = sorted(set(found) - set(self.trained_components))
-        if foreign:
-            raise InputError(f"model.resume_path: {path!r} holds LoRA weights for {foreign}, which are not trained.")
-        for name in self.trained_components:
-            weights.layers.load_folded(weights.adapter_name(FIRST_ROLE), name, found.get(name, {}), path)
 
     def _enable_gradient_checkpointing(self) -> None:
         if not self.config.training_args.enable_gradient_checkpointing:

@@ -121,18 +121,18 @@ def checkpoint_folder(path: str) -> Path:
         ) from error
 
 
-def load_pipeline_class(cls: type[Any], path: str, dtypes: Mapping[str, torch.dtype] | None = None) -> Any:
+def load_pipeline_class(cls: type[Any], folder: Path, dtypes: Mapping[str, torch.dtype] | None = None) -> Any:
     """Loads a diffusers pipeline on CPU, each component in its own dtype.
 
     Args:
         cls: The pipeline class.
-        path: A folder or a hub name.
+        folder: The checkpoint.
         dtypes: Component name to dtype; "default" covers the rest.
 
     Raises:
         InputError: If the folder holds another kind of pipeline or cannot be read.
     """
-    folder = checkpoint_folder(path)
+    path = str(folder)
     index_file = folder / "model_index.json"
     if not index_file.is_file():
         raise InputError(f"model.model_name_or_path: {path!r} has no model_index.json; it is no diffusers pipeline.")

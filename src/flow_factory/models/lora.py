@@ -105,6 +105,10 @@ class LoraLayers:
         """
         if not adapter or "." in adapter:
             raise InputError(f"model.lora_adapter_name: {adapter!r} cannot name an adapter; use letters without dots.")
+        if any(adapter in layer.lora_A for layer in self._layers.values()):
+            raise InputError(
+                f"model.lora_adapter_name: {adapter!r} is also the name of a role or snapshot; choose another."
+            )
         for component, names in self._targets.items():
             config = LoraConfig(r=self.settings.rank, lora_alpha=self.settings.alpha, target_modules=names)  # type: ignore[arg-type]
             # PEFT draws its own initial values; they are replaced below, and the global generator must not notice.
