@@ -93,6 +93,32 @@ def test_a_changed_config_is_refused_with_keys_and_values(make_config):
     assert not run_folder._locks  # a refused run does not keep the folder
 
 
+def test_changed_weights_or_prompts_are_refused_by_name(make_config, tmp_path):
+    """The configuration names files; what is in them belongs to the run too."""
+    config = make_config()
+    weights = tmp_path / "model" / "transformer" / "weights.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(bytes(20 << 20))  # larger than what is hashed whole
+    folder = run_with_checkpoints(config, 1)
+    prepare_run_folder(config)
+    with open(weights, "r+b") as handle:
+        handle.seek((20 << 20) - 5)
+        handle.write(b"x")
+    (tmp_path / "data" / "train.txt").write_text("another prompt\n")
+    (tmp_path / "data" / "test.txt").write_text("evaluation may change\n")
+    (tmp_path / "model" / "README.md").write_text("so may this")
+    with pytest.raises(InputError) as caught:
+        prepare_run_folder(config)
+    lines = str(caught.value).splitlines()
+    assert lines[1:-1] == [
+        "  data/default/train.txt has another content",
+        "  model/transformer/weights.safetensors has another content",
+    ]
+    weights.unlink()
+    with pytest.raises(InputError, match=r"weights\.safetensors is gone"):
+        prepare_run_folder(make_config(train={"resume": str(folder)}, log={"run_name": "branch"}))
+
+
 def test_never_does_not_touch_an_existing_run(make_config):
     folder = run_with_checkpoints(make_config(), 1)
     before = snapshot(folder)
@@ -123,7 +149,13 @@ def test_an_attempt_that_failed_while_loading_leaves_nothing_to_set_aside(make_c
     (folder / "metrics.jsonl").write_text("")
     prepare_run_folder(make_config())
     prepare_run_folder(make_config(train={"resume": "never", "learning_rate": 1e-3}))
-    assert sorted(p.name for p in folder.iterdir()) == [".lock", "config.1.yaml", "config.yaml", "metrics.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        ".lock",
+        "config.1.yaml",
+        "config.yaml",
+        "inputs.json",
+        "metrics.jsonl",
+    ]
 
 
 def test_a_folder_with_only_other_things_is_used(make_config, tmp_path):

@@ -2,6 +2,7 @@
 
     <log.save_dir>/<log.run_name>/
       config.yaml            the resolved configuration; a run can be started again from it
+      inputs.json            digests of the base weights and the training prompts
       environment.json       versions, devices, world size, seed
       metrics.jsonl          one line per update, cycle and evaluation
       checkpoints/           checkpoint-000012/ ...
@@ -13,6 +14,7 @@ Nothing of an earlier run is ever written over.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -26,6 +28,7 @@ from flow_factory.checkpoints.manifest import list_checkpoints, newest_checkpoin
 from flow_factory.checkpoints.redaction import redact
 from flow_factory.errors import InputError
 from flow_factory.tracking.backends import require_backend
+from flow_factory.tracking.inputs import changed_inputs, describe_inputs
 
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments
@@ -36,10 +39,11 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
+INPUTS = "inputs.json"
 LOCK = ".lock"
 # What an attempt leaves before its first checkpoint, and what is moved away before another attempt.
 _ATTEMPT_FILES = re.compile(
-    r"^(config(\.\d+)?\.yaml|environment(\.\d+)?\.json|metrics\.jsonl|result\.json|tracker\.json|samples|failed_samples"
+    r"^(config(\.\d+)?\.yaml|environment(\.\d+)?\.json|metrics\.jsonl|result\.json|tracker\.json|inputs(\.\d+)?\.json|samples|failed_samples"
     r"|trackers)$"
 )
 
@@ -168,7 +172,7 @@ def check_same_config(config: Arguments, checkpoint: Path) -> None:
     """Checks that a checkpoint was written under the same configuration, apart from fields that may change.
 
     Raises:
-        InputError: Listing the changed keys with their saved and present values.
+        InputError: Listing the changed keys with their saved and present values, or the input files that have changed.
     """
     from flow_factory.hparams import diff_mappings, load_config_from_mapping
 
@@ -190,6 +194,7 @@ def check_same_config(config: Arguments, checkpoint: Path) -> None:
             + "\nResuming would be neither the old run nor the new one. Restore these values, or start a new run with "
             "another log.run_name and train.resume=never (model.resume_path starts from saved weights)."
         )
+    _check_same_inputs(config, checkpoint)
 
 
 def lock_run_folder(folder: Path) -> None:
@@ -271,12 +276,33 @@ def _create(folder: Path) -> None:
 
 
 def _write_config(folder: Path, config: Arguments) -> None:
-    """Writes the resolved configuration, with the run's name in it: started again from it, the run goes on."""
+    """Writes the resolved configuration, with the run's name in it, so that the run can be gone on with from it."""
     from flow_factory.hparams.saving import dump_yaml
 
     mapping = redact(config.to_mapping())
     mapping["log"]["run_name"] = folder.name
     write_once(folder / CONFIG, dump_yaml(mapping))
+    write_once(folder / INPUTS, json.dumps(describe_inputs(config), indent=1) + "\n")
+
+
+def _check_same_inputs(config: Arguments, checkpoint: Path) -> None:
+    path = checkpoint.parent.parent / INPUTS
+    if not path.is_file():  # a checkpoint that was copied out of its run
+        return
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); remove it to go on without comparing the inputs."
+        ) from error
+    changed = changed_inputs(saved, describe_inputs(config))
+    if changed:
+        raise InputError(
+            f"files that the run reads have changed since {checkpoint} was saved:\n  "
+            + "\n  ".join(changed)
+            + "\nResuming would be neither the old run nor the new one. Restore these files, or start a new run with "
+            "another log.run_name."
+        )
 
 
 def _saved_resume(folder: Path) -> str | None:
