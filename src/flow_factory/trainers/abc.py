@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from flow_factory.checkpoints.signals import SignalGuard
 from flow_factory.contracts import ExecutionContract
 from flow_factory.errors import Interrupted, RunError
-from flow_factory.hparams import Arguments, TrainingArguments
+from flow_factory.hparams import Arguments
 from flow_factory.models.step import StepOutput
 from flow_factory.rewards.buffer import RewardBuffer
 from flow_factory.samples import BaseSample, Purpose, SampleBatch, derive_seed
@@ -51,10 +51,12 @@ class BaseTrainer(ABC):
     paradigm: ClassVar[str]
     execution_contract: ClassVar[ExecutionContract]
     stores: ClassVar[frozenset[str]] = frozenset()
+    # Any, so that a subclass can annotate its own arguments class; the annotation also tells `hparams` which it is.
+    training_args: Any
 
     def __init__(self, config: Arguments) -> None:
         self.config = config
-        self.training_args: TrainingArguments = config.training_args
+        self.training_args = config.training_args
         contract = check_contract(type(self), type(self.training_args))
         driver_class = get_driver_class(contract)
         driver_class.check_hooks(type(self))
@@ -158,7 +160,6 @@ class BaseTrainer(ABC):
             if self.reward_buffer is not None:
                 self.reward_buffer.discard()
             self._leave("the unfinished cycle was dropped")
-            raise AssertionError("unreachable") from None
         except TimeoutError:
             self._leave_unsaved()
         if not completed:
@@ -483,18 +484,18 @@ class BaseTrainer(ABC):
         if self.interrupt_requested():
             raise CycleDropped
 
-    def _leave(self, what: str) -> None:
+    def _leave(self, what: str) -> NoReturn:
         self.save_checkpoint()
         self._raise_interrupted(what)
 
-    def _raise_interrupted(self, what: str) -> None:
+    def _raise_interrupted(self, what: str) -> NoReturn:
         raise Interrupted(
             f"stopped by a signal: {what}, and the state after {self.epoch} cycles was saved to "
             f"{self.result.checkpoint}. Run the same command again to go on from there.",
             self._signum(),
         )
 
-    def _leave_unsaved(self) -> None:
+    def _leave_unsaved(self) -> NoReturn:
         raise Interrupted(
             f"stopped by a signal: the optimisation phase did not finish within train.signal_deadline_s = "
             f"{self.training_args.signal_deadline_s} seconds, so this cycle is lost and nothing was saved. The newest "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -40,7 +41,7 @@ class Evaluator:
     run_dir: Path
     tracker: Tracker
     seed: int
-    solver: str
+    solver: Literal["pipeline", "dynamics"]
     grid_images: int
 
     @classmethod

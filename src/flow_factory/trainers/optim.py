@@ -24,13 +24,15 @@ def build_optimizers(
         arguments: The role's entry.
         parameters: Parameter name to parameter.
     """
+    eps = arguments.eps
+    assert eps is not None, "settled by OptimizerArguments"
     if arguments.optimizer == "adamw":
         return {
             "adamw": torch.optim.AdamW(
                 list(parameters.values()),
                 lr=arguments.learning_rate,
-                betas=tuple(arguments.betas),
-                eps=arguments.eps,
+                betas=arguments.betas,
+                eps=eps,
                 weight_decay=arguments.weight_decay,
             )
         }
@@ -47,8 +49,8 @@ def build_optimizers(
             weight_decay=arguments.weight_decay,
             momentum=arguments.momentum,
             nesterov=arguments.nesterov,
-            ns_coefficients=tuple(arguments.ns_coefficients),
-            eps=arguments.eps,
+            ns_coefficients=arguments.ns_coefficients,
+            eps=eps,
             ns_steps=arguments.ns_steps,
             adjust_lr_fn=arguments.adjust_lr_fn,
         )
@@ -57,7 +59,7 @@ def build_optimizers(
         optimizers["fallback"] = torch.optim.AdamW(
             rest,
             lr=arguments.learning_rate,
-            betas=tuple(arguments.fallback_betas),
+            betas=arguments.fallback_betas,
             eps=arguments.fallback_eps,
             weight_decay=arguments.weight_decay,
         )

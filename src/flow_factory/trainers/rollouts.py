@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -106,7 +107,7 @@ def rollout_batch(
     compute_log_prob: bool,
     trajectory_indices: Sequence[int],
     stores: frozenset[str] = frozenset(),
-    solver: str = "dynamics",
+    solver: Literal["dynamics", "pipeline"] = "dynamics",
     policy_version: int = 0,
     store_device: torch.device | None = None,
 ) -> list[BaseSample]:
@@ -142,6 +143,7 @@ def rollout_batch(
         solver=solver,
     )
     trajectory = output.trajectory if store_device is None else output.trajectory.to(store_device)
+    assert output.media is not None
     samples: list[BaseSample] = []
     for row, (record, member, key) in enumerate(zip(batch.records, batch.members, keys, strict=True)):
         samples.append(

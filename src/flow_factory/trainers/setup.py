@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flow_factory.contracts import ExecutionContract
-from flow_factory.errors import InputError
-from flow_factory.hparams import Arguments, DatasetEvalSpec, OptimizerArguments
+from flow_factory.hparams import Arguments, DatasetEvalSpec
 from flow_factory.hparams.cross_checks import check_world_size
 from flow_factory.hparams.geometry import Geometry, plan_geometry
 from flow_factory.samples import Grid
@@ -141,19 +140,6 @@ def total_optimizer_steps(config: Arguments, steps_per_cycle: int) -> int | None
     return min(ends) if ends else None
 
 
-def optimizer_entry(config: Arguments, role: str) -> OptimizerArguments:
-    """The `optimizers:` entry of a role.
-
-    Raises:
-        InputError: If there is none.
-    """
-    for entry in config.optimizer_args:
-        if entry.name == role:
-            return entry
-    names = [entry.name for entry in config.optimizer_args]
-    raise InputError(f"optimizers: the trained role {role!r} has no entry (there are {names}); add one named {role!r}.")
-
-
 def build_roles(config: Arguments, adapter: BaseAdapter, geometry: Geometry, comm: Comm) -> RoleOptimizationCoordinator:
     """One optimizer per trainable role, from the `optimizers:` entries (or the short form in `train:`)."""
     from flow_factory.trainers.optim import build_optimizers, learning_rate_schedule
@@ -162,7 +148,7 @@ def build_roles(config: Arguments, adapter: BaseAdapter, geometry: Geometry, com
     roles = {}
     total = total_optimizer_steps(config, geometry.updates_per_cycle)
     for role in type(config.training_args).required_trainable_roles:
-        entry = optimizer_entry(config, role)
+        entry = config.optimizer_for(role)
         parameters = adapter.trainable_parameters(role)
         roles[role] = RoleOptimizer(
             role=role,
@@ -229,7 +215,7 @@ def resolve_steps(config: Arguments, adapter: BaseAdapter[Any]) -> SDESteps | No
     arguments: Any = config.training_args
     if not arguments.execution_contract.generates:
         return None
-    grid = run_grid(adapter, arguments.num_inference_steps, arguments.height, arguments.width)
+    grid = run_grid(adapter, arguments.num_inference_steps, *arguments.resolution)
     steps = resolve_sde_steps(config.scheduler_args, grid)
     if steps.exceeding and config.scheduler_args.sde_steps is not None:
         logger.warning(
@@ -263,8 +249,8 @@ def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window:
         noise_levels=tuple(eta if i in window else 0.0 for i in range(steps.grid.length)),
         guidance=adapter.guidance(arguments.guidance_scale),
         num_inference_steps=arguments.num_inference_steps,
-        height=arguments.height,
-        width=arguments.width,
+        height=arguments.resolution[0],
+        width=arguments.resolution[1],
         dynamics=scheduler.dynamics_type,
         log_prob_normalised=scheduler.log_prob_normalised,
         storage_dtype=STORAGE_DTYPES[arguments.latent_storage_dtype],
@@ -276,7 +262,7 @@ def build_eval_plan(config: Arguments, adapter: BaseAdapter[Any], dataset: str) 
     arguments = config.eval_args
     source = next(s for s in config.data_args.sources() if s.name == dataset)
     spec = source.eval or DatasetEvalSpec()
-    height, width = spec.resolution or (arguments.height, arguments.width)
+    height, width = spec.resolution or arguments.resolution
     num_steps = spec.num_inference_steps or arguments.num_inference_steps
     scale = arguments.guidance_scale if spec.guidance_scale is None else spec.guidance_scale
     grid = run_grid(adapter, num_steps, height, width)

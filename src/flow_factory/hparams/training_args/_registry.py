@@ -60,7 +60,9 @@ def _arguments_of_trainer(trainer: type) -> object:
         annotated = get_type_hints(trainer).get("training_args")
     except (NameError, TypeError):  # an annotation that exists only for type checkers
         annotated = None
-    if isinstance(annotated, type) and annotated not in (TrainingArguments, CommonTrainingArguments):
+    general = (TrainingArguments, CommonTrainingArguments)
+    # BaseTrainer's own annotation is Any, which is a class to Python 3.11 and later.
+    if isinstance(annotated, type) and issubclass(annotated, CommonTrainingArguments) and annotated not in general:
         return annotated
     contract = getattr(trainer, "execution_contract", None)
     if contract is None:
