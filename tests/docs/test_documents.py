@@ -162,3 +162,10 @@ def test_readme_is_the_front_door() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:24])
     assert "![" in first_screen and "pip install -e" in first_screen and "flow-factory train" in first_screen
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_configuration_tables_are_up_to_date() -> None:
+    import subprocess
+
+    command = [sys.executable, str(ROOT / "scripts" / "write_configuration.py"), "--check"]
+    assert subprocess.run(command).returncode == 0, "run: python scripts/write_configuration.py"
