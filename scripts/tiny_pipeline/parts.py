@@ -204,6 +204,10 @@ def save_pipeline(parts: Parts, vae: AutoencoderKL, folder: Path, shift: float) 
         half.save_pretrained(fresh / name, safe_serialization=True)
     for path in fresh.rglob("*.safetensors"):
         path.chmod(0o644)
+    for path in fresh.rglob("config.json"):  # diffusers notes from where a part was loaded
+        entries = json.loads(path.read_text())
+        if entries.pop("_name_or_path", None) is not None:
+            path.write_text(json.dumps(entries, indent=2) + "\n")
     if folder.exists():
         if (folder / "README.md").exists():  # the model card is written by hand
             shutil.copy(folder / "README.md", fresh / "README.md")

@@ -6,7 +6,8 @@ Objects travel as JSON bytes, never as pickles. Every collective is called by al
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,8 +128,12 @@ class Comm:
             if message is not None:
                 raise RunError(f"rank {rank} failed: {message}")
 
-
-def average_over_ranks(values: Sequence[float], comm: Comm) -> list[float]:
-    """Means over ranks of a rank's numbers, in float64."""
-    total = comm.all_reduce_sum_(torch.tensor(list(values), dtype=torch.float64, device=comm.device))
-    return (total / comm.world_size).tolist()
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block in which an error on one rank becomes an error on all (see `raise_together`)."""
+        error: BaseException | None = None
+        try:
+            yield
+        except Exception as raised:
+            error = raised
+        self.raise_together(error)

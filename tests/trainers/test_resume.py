@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flow_factory.errors import InputError, Interrupted
 from flow_factory.trainers.abc import BaseTrainer
 from flow_factory.trainers.state import run_state
-from tests.trainers.support import assert_same_tree, make_trainer
+from tests.trainers.support import assert_same_tree, make_trainer, weights
 
 FOUR = {
     "train.max_epochs": 4,
@@ -156,3 +157,24 @@ def test_corrupted_checkpoint_names_the_file(tiny_sd3_dir: Path, tmp_path: Path)
     victim.write_bytes(bytes(data))
     with pytest.raises(InputError, match=victim.name):
         make_trainer(tiny_sd3_dir, tmp_path, {"train.max_epochs": 2}).start()
+
+
+def test_a_decaying_learning_rate_fixes_the_end(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """Another end is another schedule: going on would be neither the old run nor the new one."""
+    cosine = {"train.lr_scheduler": "cosine", "train.max_epochs": 1}
+    run(tiny_sd3_dir, tmp_path, cosine)
+    with pytest.raises(InputError, match=r"train\.max_epochs"):
+        make_trainer(tiny_sd3_dir, tmp_path, {**cosine, "train.max_epochs": 2})
+
+
+def test_weights_alone_are_no_state_to_resume_from(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    trainer = run(tiny_sd3_dir, tmp_path, {"train.max_epochs": 1, "log.save_model_only": True})
+    assert trainer.result.checkpoint is not None
+    assert not list(trainer.result.checkpoint.glob("optimizer*"))
+    assert (trainer.result.checkpoint / "lora" / "pytorch_lora_weights.safetensors").exists()
+    with pytest.raises(InputError, match=r"save_model_only.*model\.resume_path"):
+        make_trainer(tiny_sd3_dir, tmp_path, {"train.max_epochs": 2}).start()
+    again = {"log.run_name": "second", "model.resume_path": str(trainer.result.checkpoint / "lora")}
+    second = make_trainer(tiny_sd3_dir, tmp_path, {**again, "train.max_epochs": 1})
+    start, end = weights(second), weights(trainer)
+    assert all(torch.equal(start[name], end[name]) for name in end)  # alpha / rank is 2: folding is exact

@@ -69,7 +69,10 @@ def to_mapping(config: Arguments) -> dict[str, Any]:
 def fingerprint_mapping(config: Arguments) -> dict[str, Any]:
     """What must not change when a run is resumed."""
     mapping = to_mapping(config)
+    decays = any(entry.lr_scheduler != "constant" for entry in config.optimizer_args)
     for path in _FREE_ON_RESUME:
+        if decays and path in (("train", "max_epochs"), ("train", "max_steps")):
+            continue  # the learning rate decays towards the end, so another end is another run
         section = mapping if len(path) == 1 else mapping.get(path[0], {})
         section.pop(path[-1], None)
     for reward in mapping["rewards"]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
+import transformers
 from packaging.version import Version
 from torch import nn
 
 from flow_factory.errors import InputError
+
+_LONG_LOAD_BYTES = 1_000_000_000
 
 DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -147,9 +152,32 @@ def load_pipeline_class(cls: type[Any], folder: Path, dtypes: Mapping[str, torch
     keyword = "dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype"
     keywords: dict[str, Any] = {keyword: dict(dtypes or {"default": torch.float32}), **absent}
     try:
-        return cls.from_pretrained(str(folder), **keywords)
+        with _progress_bars(sys.stderr.isatty() and _size(folder) > _LONG_LOAD_BYTES):
+            return cls.from_pretrained(str(folder), **keywords)
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"model.model_name_or_path: {path!r} could not be loaded: {error}") from error
+
+
+@contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    """Hides the engines' loading bars unless someone is watching and there is something to wait for."""
+    if shown:
+        yield
+        return
+    engines = (diffusers.utils.logging, transformers.utils.logging)
+    before = [engine.is_progress_bar_enabled() for engine in engines]
+    for engine in engines:
+        engine.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for engine, enabled in zip(engines, before, strict=True):
+            if enabled:
+                engine.enable_progress_bar()
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def pipeline_modules(pipeline: Any) -> dict[str, nn.Module]:

@@ -38,7 +38,7 @@ NEAR, FAR = 20.0, 110.0
 """Euclidean RGB distances at which a colour counts fully and not at all."""
 FOREGROUND_DISTANCE = 45.0
 """A picture has a foreground only where its colour is this far from the ground (the palettes are 90 apart or more)."""
-STRICT_IOU = 0.72
+STRICT_IOU = 0.8
 STRICT_COLOUR = 0.5
 STRICT_CLUTTER = 0.12
 SEARCH = 4

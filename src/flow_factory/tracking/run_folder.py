@@ -4,6 +4,7 @@
       config.yaml            the resolved configuration; a run can be started again from it
       inputs.json            digests of the base weights and the training prompts
       environment.json       versions, devices, world size, seed
+      resolved.json          the sigma grid, the steps that may be stochastic, parameter counts
       metrics.jsonl          one line per update, cycle and evaluation
       checkpoints/           checkpoint-000012/ ...
       samples/               picture grids
@@ -43,8 +44,8 @@ INPUTS = "inputs.json"
 LOCK = ".lock"
 # What an attempt leaves before its first checkpoint, and what is moved away before another attempt.
 _ATTEMPT_FILES = re.compile(
-    r"^(config(\.\d+)?\.yaml|environment(\.\d+)?\.json|metrics\.jsonl|result\.json|tracker\.json|inputs(\.\d+)?\.json|samples|failed_samples"
-    r"|trackers)$"
+    r"^(config(\.\d+)?\.yaml|environment(\.\d+)?\.json|metrics\.jsonl|result\.json|resolved\.json|tracker\.json"
+    r"|inputs(\.\d+)?\.json|samples|failed_samples|trackers)$"
 )
 
 _locks: dict[Path, int] = {}

@@ -68,11 +68,14 @@ class BaseTrainer(ABC):
         self.geometry = setup.plan_run_geometry(config, self.comm)
         setup.preflight(config, contract)
         self.tracker, self.run_dir = setup.open_run(config, self.comm, self.accelerator)
+        self.tracker.display.line(f"loading {config.model_args.model_name_or_path}")
         self.adapter, self.ema = setup.build_adapter(
             config, self.comm, self._declare_model_variants(), self.needs_reference()
         )
         self.sde_steps = setup.resolve_steps(config, self.adapter)
         self.geometry = setup.replan(config, self.geometry, self.sde_steps)
+        for line in setup.describe_run(config, self.adapter, self.geometry, self.sde_steps, self.comm, self.run_dir):
+            self.tracker.display.line(line)
         self.dataloader, self.source_loaders = self._build_train_dataloader()
         self.roles: RoleOptimizationCoordinator = setup.build_roles(config, self.adapter, self.geometry, self.comm)
         self.optimizer = next(iter(self.roles.primary.optimizers.values()))
@@ -131,9 +134,15 @@ class BaseTrainer(ABC):
             RunError: The run failed; the newest checkpoint is untouched.
         """
         started = time.perf_counter()
-        with SignalGuard() as self.signals:
+        # A terminal's Ctrl-C may reach a worker twice: from the terminal, and from the launcher that passes it on.
+        with SignalGuard(grace_s=0.5 if self.comm.world_size > 1 else 0.0) as self.signals:
             try:
                 self._resume()
+                if not self.should_continue_training():
+                    self.tracker.display.line(
+                        f"this run is finished (train.max_epochs {self.training_args.max_epochs}, train.max_steps "
+                        f"{self.training_args.max_steps}): raise its length to go on, or give a new log.run_name."
+                    )
                 self._boundary()
                 while self.should_continue_training():
                     self._run_cycle()
@@ -427,12 +436,12 @@ class BaseTrainer(ABC):
         return means
 
     def save_checkpoint(self) -> None:
-        """Writes the whole training state atomically; all ranks call it."""
+        """Writes the whole training state atomically, or with `log.save_model_only` the weights; all ranks call it."""
         self._saved_progress = self.progress
         with self.phase("checkpoint"):
             self.result.checkpoint = self.checkpointer.save(
                 self.driver.checkpoint_number(self.progress),
-                run_state(self),
+                {} if self.config.log_args.save_model_only else run_state(self),
                 {"progress": self.progress.to_mapping(), "config": self.config.to_mapping()},
                 export=self._export,
             )
@@ -446,7 +455,7 @@ class BaseTrainer(ABC):
 
     def load_checkpoint(self, path: Any) -> None:
         """Restores everything `save_checkpoint` wrote; nothing is restored by halves."""
-        parts, _ = self.checkpointer.load(path)
+        parts, _ = self.checkpointer.load(path, require=("weights", "optimizer", "trainer"))
         load_run_state(self, parts)
         self.result.checkpoint = path
 

@@ -77,19 +77,20 @@ def preflight(config: Arguments, contract: ExecutionContract) -> None:
 
 def open_run(config: Arguments, comm: Comm, accelerator: Accelerator) -> tuple[Tracker, Path]:
     """Creates or reopens the run folder, and its tracker."""
-    from flow_factory.tracking.run_folder import prepare_run_folder
+    from flow_factory.tracking.run_folder import prepare_run_folder, release_run_folder
     from flow_factory.tracking.tracker import Tracker
 
     run_dir: Path | None = None
-    error: BaseException | None = None
-    if comm.is_main:
-        try:
+    with comm.together():
+        if comm.is_main:
             run_dir = prepare_run_folder(config)
-        except Exception as raised:  # all ranks must learn of it, whatever it is
-            error = raised
-    comm.raise_together(error)
     folder = Path(comm.broadcast_object(None if run_dir is None else str(run_dir)))
-    return Tracker(config, folder, accelerator if comm.world_size > 0 else None), folder
+    try:
+        with comm.together():
+            return Tracker(config, folder, accelerator), folder
+    except BaseException:
+        release_run_folder(folder)
+        raise
 
 
 def build_adapter(
@@ -235,6 +236,37 @@ def replan(config: Arguments, geometry: Geometry, steps: SDESteps | None) -> Geo
     if config.scheduler_args.num_sde_steps is not None:
         return geometry
     return plan_geometry(config, geometry.world_size, loss_terms=len(window))
+
+
+def describe_run(
+    config: Arguments,
+    adapter: BaseAdapter[Any],
+    geometry: Geometry,
+    steps: SDESteps | None,
+    comm: Comm,
+    run_dir: Path,
+) -> list[str]:
+    """Lines about what was resolved, which are also saved as `resolved.json` in the run folder."""
+    from flow_factory.checkpoints.atomic import atomic_write_json
+
+    trained = sum(p.numel() for r in adapter.weights.roles.values() for p in r.values())
+    total = sum(p.numel() for name in adapter.trained_components for p in adapter.bundle.component(name).parameters())
+    resolved: dict[str, Any] = {"trained_parameters": trained, "parameters_of_trained_components": total}
+    lines = [f"training {trained:,} of {total:,} parameters ({config.model_args.finetune_type})"]
+    if steps is not None:
+        resolved["sigmas"] = steps.grid.primary.tolist()
+        lines += geometry.describe().splitlines()
+    if steps is not None and config.training_args.paradigm == "coupled":
+        scheduler = config.scheduler_args
+        resolved |= {"sde_candidates": list(steps.candidates), "sde_steps_exceeding": list(steps.exceeding)}
+        count = scheduler.num_sde_steps or len(steps.candidates)
+        lines.append(
+            f"steps: {steps.grid.length} ({scheduler.dynamics_type}, noise {scheduler.noise_level}); {count} "
+            f"stochastic per cycle ({scheduler.sde_window}) of {list(steps.candidates)}"
+        )
+    if comm.is_main:
+        atomic_write_json(run_dir / "resolved.json", resolved)
+    return lines
 
 
 def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window: tuple[int, ...]) -> RolloutPlan:
