@@ -55,26 +55,29 @@ class MetricsWriter:
         self._handle.write(values.dumps(row) + "\n")
         self._handle.flush()
 
-    def truncate_after(self, cycle: int, step: int) -> int:
+    def truncate_after(self, cycle: int, step: int, evaluated_cycle: int | None = None) -> int:
         """Drops the rows that a run resumed from a checkpoint will write again.
 
-        Rows of kind "cycle" and "eval" are kept up to `cycle`, rows of kind "update" up to `step`; rows of other kinds
-        are kept if they stand before the last kept one of those, or belong to a cycle up to `cycle`.
+        Rows of kind "cycle" are kept up to `cycle`, of kind "eval" up to `evaluated_cycle`, of kind "update" up to
+        `step`; rows of other kinds are kept if they stand before the last kept one of those, or belong to a cycle up
+        to `cycle`.
 
         Args:
             cycle: Finished cycles of the checkpoint.
             step: Optimizer steps of the checkpoint.
+            evaluated_cycle: The last cycle evaluated before the checkpoint was saved; by default `cycle`.
 
         Returns:
             How many rows were dropped.
         """
+        limits = {"cycle": cycle, "eval": cycle if evaluated_cycle is None else evaluated_cycle}
         self._handle.close()
         lines = self.path.read_bytes().splitlines(keepends=True)
         rows = [_parse(line, self.path, number) for number, line in enumerate(lines, 1)]
 
         def belongs(row: Mapping[str, Any]) -> bool | None:
-            if row["kind"] in ("cycle", "eval"):
-                return row["cycle"] <= cycle
+            if row["kind"] in limits:
+                return row["cycle"] <= limits[row["kind"]]
             return row["step"] <= step if row["kind"] == "update" else None
 
         verdicts = [belongs(row) for row in rows]

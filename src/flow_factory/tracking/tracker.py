@@ -127,17 +127,18 @@ class Tracker:
         return self.display.count(name, total, unit, self._world_size)
 
     # ------------------------------------------------------------------------------------------------- life of a run
-    def resume(self, cycle: int, step: int, checkpoint: Path) -> None:
+    def resume(self, cycle: int, step: int, checkpoint: Path, evaluated_cycle: int | None = None) -> None:
         """Goes on after a checkpoint: rows written after it are dropped, for they will be written again.
 
         Args:
             cycle: Finished cycles of the checkpoint.
             step: Optimizer steps of the checkpoint.
             checkpoint: Where it is.
+            evaluated_cycle: The last cycle that was evaluated when it was saved; by default the finished one.
         """
         self._cycle = cycle
         if self._metrics is not None:
-            dropped = self._metrics.truncate_after(cycle, step)
+            dropped = self._metrics.truncate_after(cycle, step, evaluated_cycle)
             if dropped:
                 logger.info("dropped %d rows of metrics that were written after %s", dropped, checkpoint.name)
         self.display.line(f"resumed from {checkpoint} after cycle {cycle}")

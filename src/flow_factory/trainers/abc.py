@@ -1,4 +1,4 @@
-"""BaseTrainer: the one training loop, and the verbs that algorithms are written with."""
+"""BaseTrainer: the one training loop, what it is built from, and the hooks that algorithms fill in."""
 
 from __future__ import annotations
 
@@ -6,36 +6,32 @@ import logging
 import time
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-import torch
-from torch import Tensor
-
 from flow_factory.checkpoints.signals import SignalGuard
 from flow_factory.contracts import ExecutionContract
-from flow_factory.errors import Interrupted, RunError
+from flow_factory.errors import RunError
 from flow_factory.hparams import Arguments
-from flow_factory.models.step import StepOutput
 from flow_factory.rewards.buffer import RewardBuffer
-from flow_factory.samples import BaseSample, Purpose, SampleBatch, derive_seed
+from flow_factory.samples import BaseSample, Purpose, derive_seed
 from flow_factory.tracking.run_folder import resolve_resume
 from flow_factory.trainers import setup
 from flow_factory.trainers.drivers import CycleDropped, TrainingProgress, get_driver_class
 from flow_factory.trainers.evaluation import Evaluator
 from flow_factory.trainers.registry import check_contract
-from flow_factory.trainers.replay import Transition, microbatches, transitions
 from flow_factory.trainers.result import TrainingResult
 from flow_factory.trainers.roles import RoleOptimizationCoordinator
-from flow_factory.trainers.rollouts import RolloutPlan, collect_samples, cycle_window, rollout_batch, rollout_keys
+from flow_factory.trainers.rollouts import RolloutPlan
 from flow_factory.trainers.state import load_run_state, run_state
+from flow_factory.trainers.stopping import DeadlinePassedError, Stopping
+from flow_factory.trainers.verbs import TrainerVerbs
 
 logger = logging.getLogger(__name__)
 
 
-class BaseTrainer(ABC):
+class BaseTrainer(TrainerVerbs, ABC):
     """Owns the acquisition loop; subclasses supply `sample` / `optimize`, or `optimize_batch`.
 
     Args:
@@ -44,15 +40,11 @@ class BaseTrainer(ABC):
     Attributes:
         paradigm: "coupled" (needs SDE transition densities), "decoupled" or "distillation".
         execution_contract: One of the constants of `flow_factory.contracts`, equal to the arguments class's.
-        stores: What the objective needs from the rollout beside states and log-probs ({"mean"}).
         progress: The frozen counters; a cycle that raises does not advance them.
     """
 
     paradigm: ClassVar[str]
     execution_contract: ClassVar[ExecutionContract]
-    stores: ClassVar[frozenset[str]] = frozenset()
-    # Any, so that a subclass can annotate its own arguments class; the annotation also tells `hparams` which it is.
-    training_args: Any
 
     def __init__(self, config: Arguments) -> None:
         self.config = config
@@ -88,39 +80,20 @@ class BaseTrainer(ABC):
         self.checkpointer = setup.build_checkpointer(config, self.run_dir, self.comm)
 
         self.result = TrainingResult(self.run_dir)
+        self.stopping = Stopping(self.comm, self.training_args.signal_deadline_s)
         self.signals: SignalGuard | None = None
         self._cycle_losses: list[float] = []
         self._cycle_metrics: dict[str, float] = {}
         self._cycle_rewards: dict[str, float] | None = None
         self._plan: RolloutPlan | None = None
         self._evaluated_epoch = -1
-        self._saved_progress: TrainingProgress | None = TrainingProgress()
+        self._saved: tuple[TrainingProgress, int] | None = None
 
     # ------------------------------------------------------------------------------------------------ views
     @property
     def epoch(self) -> int:
         """Finished cycles: what `max_epochs` counts."""
         return self.driver.cycle(self.progress)
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps of the first role."""
-        return self.progress.optimizer_step
-
-    @property
-    def device(self) -> torch.device:
-        """The training device of this rank."""
-        return self.accelerator.device
-
-    @property
-    def accumulation_steps(self) -> int:
-        """Loss terms per optimizer step."""
-        return self.geometry.accumulation_steps
-
-    @property
-    def at_update_boundary(self) -> bool:
-        """True if no gradients wait for an optimizer step."""
-        return self.roles.at_boundary
 
     # ------------------------------------------------------------------------------------------------ the loop
     def start(self) -> TrainingResult:
@@ -169,8 +142,8 @@ class BaseTrainer(ABC):
             if self.reward_buffer is not None:
                 self.reward_buffer.discard()
             self._leave("the unfinished cycle was dropped")
-        except TimeoutError:
-            self._leave_unsaved()
+        except DeadlinePassedError:
+            raise self.stopping.lost(self.signals, self.result.checkpoint) from None
         if not completed:
             if self.interrupt_requested():
                 self._leave(f"the epoch was left before batch {getattr(self.driver, 'next_batch', 0)}")
@@ -203,7 +176,7 @@ class BaseTrainer(ABC):
                 f"terms; its loss terms per cycle do not match loss_terms_per_batch() of its arguments."
             )
 
-    def _after_acquisition_cycle(self) -> None:  # noqa: B027 - an optional hook
+    def _after_acquisition_cycle(self) -> None:
         """Called after each completed cycle: snapshots and schedules of the algorithm move here."""
 
     def should_continue_training(self) -> bool:
@@ -243,7 +216,7 @@ class BaseTrainer(ABC):
         """What the algorithm must remember beyond weights, optimizers, snapshots and counters."""
         return {}
 
-    def load_algorithm_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - an optional hook
+    def load_algorithm_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `algorithm_state`."""
 
     def _declare_model_variants(self) -> Sequence[str]:
@@ -253,166 +226,6 @@ class BaseTrainer(ABC):
     def _build_train_dataloader(self) -> tuple[Any, dict[str, Any]]:
         """The training loader and the per-source loaders behind it; dataset trainers build their own."""
         return setup.build_prompt_loader(self.config, self.adapter, self.comm, self.geometry)
-
-    # ------------------------------------------------------------------------------------------------ verbs
-    def generate_samples(
-        self,
-        reward_buffer: RewardBuffer | None = None,
-        compute_log_prob: bool = False,
-        trajectory_indices: Sequence[int] = (-1,),
-    ) -> list[BaseSample]:
-        """The one rollout of a cycle, under the sampling policy.
-
-        Args:
-            reward_buffer: Receives samples as they are made.
-            compute_log_prob: Compute the log-probability of each stochastic step.
-            trajectory_indices: Grid indices of the states to keep; -1 is the final one.
-        """
-        plan, cycle = self.rollout_plan, self.progress.rollout_iteration
-        self.dataloader.set_cycle(cycle)
-        self.adapter.rollout()
-        store = torch.device("cpu") if self.training_args.offload_samples_to_cpu else None
-
-        def generate(batch: Any) -> list[BaseSample]:
-            return rollout_batch(
-                self.adapter,
-                batch,
-                plan,
-                rollout_keys(batch, self.training_args.seed, cycle),
-                compute_log_prob=compute_log_prob,
-                trajectory_indices=trajectory_indices,
-                stores=self.stores,
-                policy_version=self.step,
-                store_device=store,
-            )
-
-        progress = self.tracker.progress("rollout", total=len(self.dataloader) * self.geometry.batch_size)
-        with torch.no_grad(), self.sampling_policy(), progress as advance:
-            samples = collect_samples(self.dataloader, generate, reward_buffer, self.check_interrupt, advance)
-        self.result.counts["samples"] = self.result.counts.get("samples", 0) + len(samples) * self.comm.world_size
-        return samples
-
-    @property
-    def rollout_plan(self) -> RolloutPlan:
-        """Grid, window and guidance of the current cycle."""
-        if self._plan is None:
-            assert self.sde_steps is not None
-            window = cycle_window(
-                self.config.scheduler_args, self.sde_steps, self.training_args.seed, self.progress.rollout_iteration
-            )
-            self._plan = setup.build_plan(self.config, self.adapter, self.sde_steps, window)
-        return self._plan
-
-    def replay_indices(self) -> tuple[int, ...]:
-        """States that replay needs: both ends of every stochastic step of this cycle."""
-        return tuple(sorted({i + end for i in self.rollout_plan.window for end in (0, 1)}))
-
-    def microbatches(self, samples: Sequence[BaseSample], repeat: int = 0) -> Iterator[SampleBatch]:
-        """Shuffled micro-batches of `per_device_batch_size` rows, moved to the device one at a time."""
-        return microbatches(
-            samples,
-            self.adapter,
-            self.training_args.per_device_batch_size,
-            device=self.device,
-            shuffle_seed=self.training_args.seed if self.training_args.shuffle_samples else None,
-            cycle=self.progress.rollout_iteration,
-            repeat=repeat,
-        )
-
-    def replay(self, batch: SampleBatch) -> Iterator[Transition]:
-        """The stored stochastic transitions of a micro-batch."""
-        return transitions(batch, self.device)
-
-    def replay_forward(self, batch: SampleBatch, transition: Transition) -> StepOutput:
-        """The stored transition under the active weights: the same kernel as the rollout, with `next_state` given."""
-        plan = self.rollout_plan
-        return self.adapter.forward(
-            transition.state,
-            transition.times,
-            batch.condition,
-            plan.guidance,
-            dynamics=plan.dynamics,
-            noise_level=transition.noise_level,
-            next_state=transition.next_state,
-            compute_log_prob=True,
-            log_prob_normalised=plan.log_prob_normalised,
-        )
-
-    def backward_step(self, loss: Tensor, metrics: Mapping[str, Tensor | float], role: str | None = None) -> bool:
-        """Adds one loss term; at the end of its window reduces, guards, clips and steps.
-
-        Args:
-            loss: Scalar.
-            metrics: Numbers to average over the window ("*_max" are maximised).
-            role: The role to step; None is the first.
-
-        Returns:
-            True if the optimizer was stepped.
-        """
-        optimizer = self.roles.activate(role or next(iter(self.roles.roles)))
-        deadline = self.signals is not None and self.signals.overdue(self.training_args.signal_deadline_s)
-        report = optimizer.accumulate(
-            loss,
-            metrics,
-            self.accumulation_steps,
-            measure_change=not self._cycle_losses,
-            deadline_passed=deadline,
-        )
-        if report is None:
-            return False
-        if optimizer is self.roles.primary:
-            self.progress = replace(self.progress, optimizer_step=report.step)
-            self.result.losses.append(report.metrics["loss"])
-            self._cycle_losses.append(report.metrics["loss"])
-            self._note_first_update(report.metrics)
-            if self.ema is not None:
-                self.ema.step(report.step)
-        self.result.counts["optimizer_steps"] = self.result.counts.get("optimizer_steps", 0) + 1
-        self.tracker.log({f"{report.role}/{k}": v for k, v in report.metrics.items()}, report.step, kind="update")
-        return True
-
-    def _note_first_update(self, metrics: Mapping[str, float]) -> None:
-        """Keeps what shows whether the policy is on-policy and moves: the cycle's first update."""
-        if len(self._cycle_losses) > 1:
-            return
-        for name in ("ratio_deviation_max", "param_change_norm", "grad_norm", "clip_fraction", "kl"):
-            if name in metrics:
-                self._cycle_metrics[f"first_update/{name}"] = metrics[name]
-        if metrics.get("param_change_norm") == 0.0 and metrics["learning_rate"] > 0:
-            logger.warning(
-                "update %d changed no parameter: the policy does not move (are all advantages zero, or is the learning "
-                "rate below the resolution of the weights?)",
-                self.step,
-            )
-
-    def compute_advantages(
-        self, samples: list[BaseSample], rewards: Any = None, store_to_samples: bool = True
-    ) -> Tensor:
-        """Advantages of this rank's samples, [n], computed over complete groups of all ranks."""
-        assert self.advantage_processor is not None
-        assert self.reward_buffer is not None
-        weights = self.reward_buffer.processor.weights_for
-        advantages = self.advantage_processor.compute(samples, rewards, weights)
-        if store_to_samples:
-            for sample, advantage in zip(samples, advantages.tolist(), strict=True):
-                sample.advantage = advantage
-        return advantages
-
-    def sampling_policy(self) -> AbstractContextManager[Any]:
-        """The weights that roll out: the live policy, unless the algorithm samples off-policy."""
-        return nullcontext()
-
-    def reference_policy(self) -> AbstractContextManager[Any]:
-        """The reference weights (`train.reference`: the pretrained base, or the start of the run)."""
-        return self.adapter.reference_policy()
-
-    def snapshot(self, name: str) -> AbstractContextManager[Any]:
-        """A named snapshot's weights."""
-        return self.adapter.snapshot(name)
-
-    def log_data(self, data: Mapping[str, float], step: int | None = None) -> None:
-        """Logs numbers under their names."""
-        self.tracker.log(dict(data), self.step if step is None else step, kind="data")
 
     def seed_cycle(self, cycle: int) -> None:
         """Seeds the global generators, for code outside the toolkit (rewards) and dropout; the rest has its own."""
@@ -437,7 +250,7 @@ class BaseTrainer(ABC):
 
     def save_checkpoint(self) -> None:
         """Writes the whole training state atomically, or with `log.save_model_only` the weights; all ranks call it."""
-        self._saved_progress = self.progress
+        self._saved = (self.progress, self._evaluated_epoch)
         with self.phase("checkpoint"):
             self.result.checkpoint = self.checkpointer.save(
                 self.driver.checkpoint_number(self.progress),
@@ -463,21 +276,22 @@ class BaseTrainer(ABC):
         path = resolve_resume(self.config, self.run_dir)
         if path is not None:
             self.load_checkpoint(path)
-            self.tracker.resume(self.epoch, self.step, path)
+            self.tracker.resume(self.epoch, self.step, path, evaluated_cycle=self._evaluated_epoch)
 
     def _boundary(self) -> None:
-        """What happens between cycles: evaluation, the checkpoint, then a pending signal.
+        """What happens between cycles: a pending signal, then evaluation and the checkpoint.
 
-        Each is done once per cycle number, also when the run was stopped and resumed in between.
+        Each is done once per cycle number, also when the run is stopped and resumed in between.
         """
         done = not self.should_continue_training()
+        if not done and self.interrupt_requested():
+            self._leave("between two cycles")  # an evaluation that is due is done when the run goes on
         if self._evaluation_due(done):
             self.evaluate()
         save_freq = self.config.log_args.save_freq
-        if self._saved_progress != self.progress and (done or (save_freq and self.epoch % save_freq == 0)):
+        due = done or (save_freq > 0 and self.epoch > 0 and self.epoch % save_freq == 0)
+        if due and self._saved != (self.progress, self._evaluated_epoch):
             self.save_checkpoint()
-        if not done and self.interrupt_requested():
-            self._leave("between two cycles")
 
     def _evaluation_due(self, done: bool) -> bool:
         every = self.config.eval_args.eval_freq
@@ -486,7 +300,7 @@ class BaseTrainer(ABC):
 
     def interrupt_requested(self) -> bool:
         """True on every rank once any rank has received SIGINT or SIGTERM. A collective: all ranks call it."""
-        return self.comm.any_true(self.signals is not None and self.signals.requested)
+        return self.stopping.requested(self.signals)
 
     def check_interrupt(self) -> None:
         """Drops the cycle if a signal has arrived; called where nothing has been changed yet."""
@@ -495,23 +309,4 @@ class BaseTrainer(ABC):
 
     def _leave(self, what: str) -> NoReturn:
         self.save_checkpoint()
-        self._raise_interrupted(what)
-
-    def _raise_interrupted(self, what: str) -> NoReturn:
-        raise Interrupted(
-            f"stopped by a signal: {what}, and the state after {self.epoch} cycles was saved to "
-            f"{self.result.checkpoint}. Run the same command again to go on from there.",
-            self._signum(),
-        )
-
-    def _leave_unsaved(self) -> NoReturn:
-        raise Interrupted(
-            f"stopped by a signal: the optimisation phase did not finish within train.signal_deadline_s = "
-            f"{self.training_args.signal_deadline_s} seconds, so this cycle is lost and nothing was saved. The newest "
-            f"checkpoint is {self.result.checkpoint}. Raise the deadline if the scheduler allows it.",
-            self._signum(),
-        )
-
-    def _signum(self) -> int:
-        local = 0 if self.signals is None or self.signals.signum is None else int(self.signals.signum)
-        return max(self.comm.gather_objects(local)) or 15
+        raise self.stopping.saved(self.signals, what, self.epoch, self.result.checkpoint)

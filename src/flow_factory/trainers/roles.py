@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flow_factory.checkpoints.optim import load_optimizer_state, optimizer_state
 from flow_factory.distributed import Comm
 from flow_factory.errors import RunError
+from flow_factory.trainers.stopping import DeadlinePassedError
 
 # Beyond this many elements the change of the parameters is measured on evenly spaced tensors only, so that full
 # fine-tuning does not pay a second copy of the weights for a diagnostic.
@@ -105,7 +106,7 @@ class RoleOptimizer:
 
         Raises:
             RunError: If the loss or the gradient norm is not finite on any rank; nothing is stepped then.
-            TimeoutError: If `deadline_passed` on any rank; nothing is stepped then.
+            DeadlinePassedError: If `deadline_passed` on any rank; nothing is stepped then.
         """
         self.scaler.scale(loss / accumulation_steps).backward()
         self._note({"loss": loss.detach(), **metrics})
@@ -135,7 +136,7 @@ class RoleOptimizer:
         flags = torch.tensor([float(broken), float(deadline_passed)], device=self.comm.device)
         flags = self.comm.all_reduce_sum_(flags).tolist()
         if flags[1]:
-            raise TimeoutError("signal deadline")
+            raise DeadlinePassedError
         if flags[0]:
             self.reset()
             raise RunError(

@@ -48,4 +48,4 @@ def load_run_state(trainer: BaseTrainer, parts: Mapping[str, Any]) -> None:
     trainer.load_algorithm_state(state["algorithm"])
     trainer.result.load_history(state["history"])
     trainer._evaluated_epoch = int(state["evaluated_epoch"])
-    trainer._saved_progress = trainer.progress
+    trainer._saved = (trainer.progress, trainer._evaluated_epoch)
