@@ -305,3 +305,20 @@ def test_the_starter_passes_the_check(tmp_path: Path) -> None:
     assert run("config", "init", "start.yaml", cwd=tmp_path).returncode == 0
     done = run("check", "start.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reward_beside_the_yaml_is_found(project: Path) -> None:
+    """As the README says; the script itself, since `python -m` searches the present folder anyway."""
+    (project / "my_rewards.py").write_text(
+        "from flow_factory.rewards.abc import PointwiseRewardModel\n\n\n"
+        "class Redness(PointwiseRewardModel):\n"
+        "    def score(self, samples):\n"
+        "        return [0.0 for _ in samples]\n"
+    )
+    script = Path(sys.executable).with_name("flow-factory")
+    command = [str(script), "check", "run.yaml", "rewards.reward_model=my_rewards.Redness"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=project)
+    assert done.returncode == 0, done.stderr
+    command[-1] = "rewards.reward_model=my_rewards.Blueness"
+    done = subprocess.run(command, capture_output=True, text=True, cwd=project)
+    assert done.returncode == 2 and "Blueness" in done.stderr and "Redness" in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -48,7 +50,13 @@ app.add_typer(config_app, name="config")
 
 
 def main() -> None:
-    """Entry point of the `flow-factory` script. Usage errors and wrong input exit with 2, failed runs with 1."""
+    """Entry point of the `flow-factory` script. Usage errors and wrong input exit with 2, failed runs with 1.
+
+    The present folder is searched for modules, last of all: a reward or a trainer in `my_rewards.py` beside the YAML is
+    found as `my_rewards.Redness`, and cannot hide an installed package.
+    """
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
     app()
 
 
