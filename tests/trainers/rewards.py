@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flow_factory.hparams import RewardArguments
 from flow_factory.rewards.abc import PointwiseRewardModel
 from flow_factory.samples import BaseSample
 
@@ -31,3 +32,24 @@ class FailsOnRankOne(PointwiseRewardModel):
         if os.environ.get("RANK") == "1":
             raise ArithmeticError("rank one is unwell")
         return [float(s.member) for s in samples]
+
+
+class Closing(PointwiseRewardModel):
+    """Counts how often it is built and closed."""
+
+    built = 0
+    closed = 0
+
+    def __init__(self, config: RewardArguments) -> None:
+        super().__init__(config)
+        type(self).built += 1
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.built = cls.closed = 0
+
+    def score(self, samples: Sequence[BaseSample]) -> list[float]:
+        return [float(s.member) for s in samples]
+
+    def close(self) -> None:
+        type(self).closed += 1

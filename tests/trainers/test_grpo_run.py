@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flow_factory.errors import InputError, RunError
+from tests.trainers.rewards import Closing
 from tests.trainers.support import make_config, make_trainer, weights
 
 
@@ -187,3 +188,40 @@ def test_evaluation_counts_every_prompt_once(tiny_sd3_dir: Path, tmp_path: Path)
     assert [e["cycle"] for e in result.evaluations] == [0.0, 1.0]
     assert (tmp_path / "save/run/samples/toy/cycle-000000.png").exists()
     assert (tmp_path / "save/run/samples/toy/before_after.png").exists()
+
+
+def test_the_grid_may_change_when_a_run_is_resumed(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """`eval:` is free to change: the comparison shows the pictures that both evaluations have."""
+    changes = {"eval.eval_freq": 1, "train.max_epochs": 1, "eval.num_grid_images": 2}
+    make_trainer(tiny_sd3_dir, tmp_path, changes).start()
+    comparison = tmp_path / "save/run/samples/toy/before_after.png"
+    comparison.unlink()
+    changes |= {"train.max_epochs": 2, "eval.num_grid_images": 3}
+    make_trainer(tiny_sd3_dir, tmp_path, changes).start()
+    assert comparison.exists()
+
+
+def test_rewards_are_built_once_and_closed_once(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    rewards = {"rewards": [{"name": "red", "reward_model": "tests.trainers.rewards.Closing"}], "train.max_epochs": 1}
+    Closing.reset()
+    make_trainer(tiny_sd3_dir, tmp_path, {**rewards, "eval.eval_freq": 1}).start()
+    assert (Closing.built, Closing.closed) == (1, 1)
+    Closing.reset()
+    rewards |= {"eval_rewards": rewards["rewards"], "log.run_name": "second"}
+    make_trainer(tiny_sd3_dir, tmp_path, {**rewards, "eval.eval_freq": 1}).start()
+    assert (Closing.built, Closing.closed) == (2, 2)
+
+
+def test_a_trainer_that_cannot_be_built_lets_go_of_its_folder(
+    tiny_sd3_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flow_factory.tracking import run_folder
+    from flow_factory.trainers import setup
+
+    def broken(*args: Any) -> Any:
+        raise InputError("no such weights")
+
+    monkeypatch.setattr(setup, "build_adapter", broken)
+    with pytest.raises(InputError, match="no such weights"):
+        make_trainer(tiny_sd3_dir, tmp_path)
+    assert (tmp_path / "save/run").resolve() not in run_folder._locks

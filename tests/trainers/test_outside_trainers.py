@@ -12,6 +12,7 @@ from flow_factory.errors import InputError, Interrupted
 from flow_factory.trainers.state import run_state
 from tests.trainers.outside import RegressionTrainer, ShrinkTrainer
 from tests.trainers.support import assert_same_tree, make_config, make_trainer
+from tests.trainers.test_resume import metrics
 
 OFFLINE = {"train": {"trainer_type": "tests.trainers.outside.RegressionTrainer", "max_epochs": 2, "resolution": 32,
                      "max_sequence_length": 8, "learning_rate": 1e-3, "gradient_accumulation_steps": 2,
@@ -28,6 +29,7 @@ def test_dataset_trainer_runs_to_clean_exhaustion(tiny_sd3_dir: Path, tmp_path: 
     assert trainer.progress.rollout_iteration == 0
     assert result.counts["optimizer_steps"] == 4 == trainer.step
     assert trainer.reward_buffer is None and trainer.advantage_processor is None
+    assert trainer.adapter.bundle.training
 
 
 def test_dataset_trainer_resumes_between_epochs_and_inside_one(tiny_sd3_dir: Path, tmp_path: Path) -> None:
@@ -42,6 +44,7 @@ def test_dataset_trainer_resumes_between_epochs_and_inside_one(tiny_sd3_dir: Pat
     second = make_trainer(tiny_sd3_dir, folder, OFFLINE)
     second.start()
     assert_same_tree(run_state(second), run_state(whole))
+    assert metrics(folder) == metrics(tmp_path / "whole"), "the row of the epoch tells of the part before it too"
     assert second.batches_seen + first.batches_seen == whole.batches_seen  # type: ignore[attr-defined]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
@@ -150,6 +151,15 @@ class RewardProcessor:
         if failed:
             logger.warning("reward %r failed on %d of %d samples", name, failed, len(samples))
         return scores
+
+    def without_groups(self) -> RewardProcessor:
+        """The same models on the same event loop, for samples that are not in complete groups (evaluation).
+
+        Models and loop stay this processor's: the other one is not to be closed.
+        """
+        other = copy.copy(self)
+        other.group_size = None
+        return other
 
     def close_loop(self) -> None:
         """Ends the thread that ran coroutines, if there is one; the models stay usable."""

@@ -26,6 +26,7 @@ class Purpose(str, Enum):
     SHUFFLE = "shuffle"
     WINDOW = "window"
     DATA = "data"
+    GLOBAL = "global"
     DECODE = "decode"
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -60,6 +60,14 @@ class BaseTrainer(TrainerVerbs, ABC):
         self.geometry = setup.plan_run_geometry(config, self.comm)
         setup.preflight(config, contract)
         self.tracker, self.run_dir = setup.open_run(config, self.comm, self.accelerator)
+        try:
+            self._build(config, contract)
+        except BaseException:
+            self.tracker.close()  # lets go of the run folder
+            raise
+
+    def _build(self, config: Arguments, contract: ExecutionContract) -> None:
+        """Everything that needs the run folder."""
         self.tracker.display.line(f"loading {config.model_args.model_name_or_path}")
         self.adapter, self.ema = setup.build_adapter(
             config, self.comm, self._declare_model_variants(), self.needs_reference()
@@ -76,7 +84,8 @@ class BaseTrainer(TrainerVerbs, ABC):
         if contract.needs_rewards:
             self.reward_buffer = setup.build_reward_buffer(config, self.geometry, self.comm, self.run_dir)
             self.advantage_processor = setup.build_advantage_processor(config, self.comm)
-        self.evaluator = Evaluator.build(config, self.adapter, self.comm, self.run_dir, self.tracker)
+        rewards = None if self.reward_buffer is None else self.reward_buffer.processor
+        self.evaluator = Evaluator.build(config, self.adapter, self.comm, self.run_dir, self.tracker, rewards)
         self.checkpointer = setup.build_checkpointer(config, self.run_dir, self.comm)
 
         self.result = TrainingResult(self.run_dir)
@@ -122,18 +131,26 @@ class BaseTrainer(TrainerVerbs, ABC):
                     self._boundary()
                 self.tracker.finish(self.result)
             finally:
-                if self.reward_buffer is not None:
-                    self.reward_buffer.close()
-                close_loader = getattr(self.dataloader, "close", None)
-                if close_loader is not None:
-                    close_loader()  # a prompt loader's workers end with the run
-                self.tracker.close()
+                self._close()
                 self.result.timings["total"] = time.perf_counter() - started
         return self.result
 
+    def _close(self) -> None:
+        """Ends threads and workers, closes files and lets go of the run folder; all of it, whatever fails."""
+        with ExitStack() as stack:
+            stack.callback(self.tracker.close)
+            close_loader = getattr(self.dataloader, "close", None)
+            if close_loader is not None:
+                stack.callback(close_loader)  # a prompt loader's workers end with the run
+            stack.callback(self.evaluator.close)
+            if self.reward_buffer is not None:
+                stack.callback(self.reward_buffer.close)
+
     def _run_cycle(self) -> None:
         """One driver cycle with its bookkeeping; a signal that arrives early drops it and saves its start."""
-        self._cycle_losses, self._cycle_metrics, self._cycle_rewards, self._plan = [], {}, None, None
+        self._cycle_rewards, self._plan = None, None
+        if not self.driver.inside_cycle:
+            self._cycle_losses, self._cycle_metrics = [], {}
         timings_before = dict(self.result.timings)
         steps_before = self.progress.optimizer_step
         try:
@@ -206,7 +223,7 @@ class BaseTrainer(TrainerVerbs, ABC):
         metrics = self.advantage_processor.pop_advantage_metrics()
         self._cycle_metrics.update(metrics)
         means = {k: v for k, v in metrics.items() if k.startswith("reward/") and k.endswith("/mean")}
-        self._cycle_rewards = {k.split("/")[1]: v for k, v in means.items()}
+        self._cycle_rewards = {k[len("reward/") : -len("/mean")]: v for k, v in means.items()}
 
     def needs_reference(self) -> bool:
         """Whether the algorithm compares with a reference policy (by default: if it has a KL term)."""
@@ -227,9 +244,15 @@ class BaseTrainer(TrainerVerbs, ABC):
         """The training loader and the per-source loaders behind it; dataset trainers build their own."""
         return setup.build_prompt_loader(self.config, self.adapter, self.comm, self.geometry)
 
-    def seed_cycle(self, cycle: int) -> None:
-        """Seeds the global generators, for code outside the toolkit (rewards) and dropout; the rest has its own."""
-        setup.seed_everything(derive_seed(self.training_args.seed, Purpose.DATA, cycle=cycle, step=self.comm.rank))
+    def seed_cycle(self, cycle: int, part: int = 0) -> None:
+        """Seeds the global generators, for code outside the toolkit (rewards) and dropout; the rest has its own.
+
+        Args:
+            cycle: Number of the cycle.
+            part: Where inside it a run may be stopped and gone on with.
+        """
+        seed = derive_seed(self.training_args.seed, Purpose.GLOBAL, cycle=cycle, member=part, step=self.comm.rank)
+        setup.seed_everything(seed)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -241,9 +264,15 @@ class BaseTrainer(TrainerVerbs, ABC):
 
     # ------------------------------------------------------------------------------------------------ boundaries
     def evaluate(self) -> dict[str, float]:
-        """Generates and scores the evaluation sets with the EMA weights (if any), fixed seeds, and saves grids."""
+        """Generates and scores the evaluation sets with the EMA weights (if any), fixed seeds, and saves grids.
+
+        Raises:
+            CycleDropped: If a signal arrived meanwhile; nothing has been logged then.
+        """
         with self.phase("evaluate"):
-            means = self.evaluator.run(self.epoch, self.step)
+            means = self.evaluator.run(
+                self.epoch, self.step, lambda: self.signals is not None and self.signals.requested
+            )
         self._evaluated_epoch = self.epoch
         self.result.evaluations.append({"cycle": float(self.epoch), **means})
         return means
@@ -273,8 +302,13 @@ class BaseTrainer(TrainerVerbs, ABC):
         self.result.checkpoint = path
 
     def _resume(self) -> None:
-        path = resolve_resume(self.config, self.run_dir)
-        if path is not None:
+        found: Path | None = None
+        with self.comm.together():
+            if self.comm.is_main:  # ranks that looked for themselves could find different checkpoints
+                found = resolve_resume(self.config, self.run_dir)
+        name = self.comm.broadcast_object(None if found is None else str(found))
+        if name is not None:
+            path = Path(name)
             self.load_checkpoint(path)
             self.tracker.resume(self.epoch, self.step, path, evaluated_cycle=self._evaluated_epoch)
 
@@ -287,7 +321,10 @@ class BaseTrainer(TrainerVerbs, ABC):
         if not done and self.interrupt_requested():
             self._leave("between two cycles")  # an evaluation that is due is done when the run goes on
         if self._evaluation_due(done):
-            self.evaluate()
+            try:
+                self.evaluate()
+            except CycleDropped:
+                self._leave("the unfinished evaluation was dropped")
         save_freq = self.config.log_args.save_freq
         due = done or (save_freq > 0 and self.epoch > 0 and self.epoch % save_freq == 0)
         if due and self._saved != (self.progress, self._evaluated_epoch):

@@ -22,6 +22,8 @@ from flow_factory.errors import RunError
 if TYPE_CHECKING:
     from flow_factory.trainers.abc import BaseTrainer
 
+_NO_BATCH = object()
+
 
 @dataclass(frozen=True)
 class TrainingProgress:
@@ -73,6 +75,11 @@ class AcquisitionDriver(ABC):
     @abstractmethod
     def checkpoint_number(self, progress: TrainingProgress) -> int:
         """The number in a checkpoint's name; it grows from any state that can be saved to the next."""
+
+    @property
+    def inside_cycle(self) -> bool:
+        """True if a cycle was left in its middle, at a point from which it can be gone on with."""
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """What the driver must remember beyond `TrainingProgress`."""
@@ -144,9 +151,14 @@ class OfflineDriver(AcquisitionDriver):
                 f"come in the same order. Use torch.utils.data.DistributedSampler."
             )
         sampler.set_epoch(epoch)  # type: ignore[union-attr]
-        for number, batch in enumerate(
-            itertools.islice(iter(trainer.dataloader), self.next_batch, None), self.next_batch
-        ):
+        trainer.adapter.train()
+        batches = itertools.islice(iter(trainer.dataloader), self.next_batch, None)
+        for number in itertools.count(self.next_batch):
+            # Before the batch is read, so that an epoch that is gone on with here draws the same numbers.
+            trainer.seed_cycle(epoch, number)
+            batch = next(batches, _NO_BATCH)
+            if batch is _NO_BATCH:
+                break
             if trainer.at_update_boundary:
                 # Only here are there no half-accumulated gradients, so only here may an epoch be left.
                 self.next_batch = number
@@ -168,6 +180,10 @@ class OfflineDriver(AcquisitionDriver):
 
     def checkpoint_number(self, progress: TrainingProgress) -> int:
         return progress.optimizer_step  # an epoch can be left in its middle
+
+    @property
+    def inside_cycle(self) -> bool:
+        return self.next_batch > 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"next_batch": self.next_batch}

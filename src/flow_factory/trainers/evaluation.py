@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from flow_factory.rewards.processor import RewardProcessor
 from flow_factory.samples import BaseSample, ImageSample, NoiseKey
 from flow_factory.tracking.grids import save_comparison, save_grid
 from flow_factory.tracking.tracker import Tracker
+from flow_factory.trainers.drivers import CycleDropped
 from flow_factory.trainers.rollouts import RolloutPlan, rollout_batch
 
 
@@ -28,6 +31,7 @@ class Evaluator:
         loaders: Dataset name to its loader; empty if nothing is to be evaluated.
         plans: Dataset name to how it is sampled.
         processor: Scores the samples (`eval_rewards`, or the training rewards).
+        owns_rewards: Whether the reward models are this evaluator's own, to be closed by it.
         seed: Evaluation seed; noise depends on it and on the prompt's index alone.
         solver: "pipeline" or "dynamics".
         grid_images: Pictures per grid.
@@ -36,6 +40,7 @@ class Evaluator:
     loaders: dict[str, EvalLoader]
     plans: dict[str, RolloutPlan]
     processor: RewardProcessor
+    owns_rewards: bool
     adapter: BaseAdapter
     comm: Comm
     run_dir: Path
@@ -45,15 +50,31 @@ class Evaluator:
     grid_images: int
 
     @classmethod
-    def build(cls, config: Arguments, adapter: BaseAdapter, comm: Comm, run_dir: Path, tracker: Tracker) -> Evaluator:
-        """The evaluator of a run."""
+    def build(
+        cls,
+        config: Arguments,
+        adapter: BaseAdapter,
+        comm: Comm,
+        run_dir: Path,
+        tracker: Tracker,
+        training_rewards: RewardProcessor | None = None,
+    ) -> Evaluator:
+        """The evaluator of a run; without `eval_rewards` it scores with the models of `training_rewards`."""
         from flow_factory.trainers import setup
 
         loaders = build_eval_loaders(config, adapter, comm) if config.eval_args.eval_freq else {}
+        owns = config.eval_reward_args is not None
+        if owns and loaders:
+            processor = setup.build_eval_reward_processor(config, comm, run_dir)
+        elif training_rewards is not None:
+            processor = training_rewards.without_groups()
+        else:
+            processor = RewardProcessor()
         return cls(
             loaders=loaders,
             plans={name: setup.build_eval_plan(config, adapter, name) for name in loaders},
-            processor=setup.build_reward_processor(config, comm, run_dir),
+            processor=processor,
+            owns_rewards=owns,
             adapter=adapter,
             comm=comm,
             run_dir=run_dir,
@@ -68,29 +89,47 @@ class Evaluator:
         """True if there is something to evaluate."""
         return bool(self.loaders)
 
-    def run(self, epoch: int, step: int) -> dict[str, float]:
-        """Evaluates every dataset.
+    def run(self, epoch: int, step: int, should_stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Evaluates every dataset. Called by all ranks.
+
+        Args:
+            epoch: Finished cycles.
+            step: Optimizer steps taken so far.
+            should_stop: Asked between batches on each rank by itself; true on one rank ends the evaluation on all.
 
         Returns:
             "<dataset>/<reward>" to the mean over the dataset, every prompt counted once.
+
+        Raises:
+            CycleDropped: If `should_stop` became true; nothing has been logged then.
         """
         means: dict[str, float] = {}
         for name in self.loaders:
-            samples = self.generate(name)
+            samples = self.generate(name, should_stop)
+            # Ranks may have different numbers of batches, so they talk only when all are through.
+            if self.comm.any_true(should_stop()):
+                raise CycleDropped
             self.processor.score(samples)
             means.update(self._means(name, samples))
             self._save_pictures(name, samples, epoch)
         self.tracker.log_evaluation(epoch, step, means)
         return means
 
-    def generate(self, name: str) -> list[BaseSample]:
-        """This rank's share of a dataset's samples, in the order of its prompts."""
+    def close(self) -> None:
+        """Closes the rewards that are not the training's."""
+        if self.owns_rewards:
+            self.processor.close()
+
+    def generate(self, name: str, should_stop: Callable[[], bool] = lambda: False) -> list[BaseSample]:
+        """This rank's share of a dataset's samples, in the order of its prompts; cut short by `should_stop`."""
         loader, plan = self.loaders[name], self.plans[name]
         self.adapter.eval()
         weights = self.adapter.snapshot("ema") if "ema" in self.adapter.weights.snapshots else nullcontext()
         samples: list[BaseSample] = []
         with torch.no_grad(), weights, self.tracker.progress(f"evaluate {name}", total=loader.num_local) as advance:
             for batch in loader:
+                if should_stop():
+                    break
                 keys = [NoiseKey(self.seed, 0, record.index, 0) for record in batch.records]
                 new = rollout_batch(
                     self.adapter,
@@ -122,31 +161,47 @@ class Evaluator:
         captions = dict(sorted((i, p) for rank in self.comm.gather_objects(local) for i, p in rank))
         if not captions:
             return
-        pictures = self.comm.gather_rows(torch.stack([s.image for s in shown if s.image is not None]))
+        own = [s.image for s in shown if s.image is not None]
+        shape = next(s for s in self.comm.gather_objects(list(own[0].shape) if own else None) if s is not None)
+        # A rank without pictures takes part with none of them.
+        stacked = torch.stack(own) if own else torch.empty((0, *shape), dtype=torch.uint8)
+        pictures = self.comm.gather_rows(stacked)
         order = [i for rank in self.comm.gather_objects([i for i, _ in local]) for i in rank]
         if not self.comm.is_main:
             return
         by_index = dict(zip(order, pictures, strict=True))
-        images = [by_index[i] for i in captions]
+        by_index = {i: by_index[i] for i in captions}
+        images = list(by_index.values())
         folder = self.run_dir / "samples" / name
         save_grid(images, folder / f"cycle-{epoch:06d}.png", captions=list(captions.values()))
         self.tracker.log_images(f"samples/{name}", folder / f"cycle-{epoch:06d}.png", epoch)
         first = folder / "first.safetensors"
         if epoch == 0:
-            _save_pixels(images, first)
+            _save_pixels(by_index, captions, first)
         elif first.exists():
-            rows = [("cycle 0", _load_pixels(first)), (f"cycle {epoch}", images)]
-            save_comparison(rows, list(captions.values()), folder / "before_after.png")
+            before = _load_pixels(first)
+            # `eval:` may change when a run is resumed: only what was shown then can be compared.
+            both = [i for i, caption in captions.items() if i in before and before[i][0] == caption]
+            if both:
+                rows = [("cycle 0", [before[i][1] for i in both]), (f"cycle {epoch}", [by_index[i] for i in both])]
+                save_comparison(rows, [captions[i] for i in both], folder / "before_after.png")
 
 
-def _save_pixels(images: list[torch.Tensor], path: Path) -> None:
+def _save_pixels(images: Mapping[int, torch.Tensor], captions: Mapping[int, str], path: Path) -> None:
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({f"{i:04d}": image.contiguous() for i, image in enumerate(images)}, path)
+    metadata = {str(index): captions[index] for index in images}
+    save_file(
+        {str(index): image.contiguous() for index, image in images.items()}, path, {"captions": json.dumps(metadata)}
+    )
 
 
-def _load_pixels(path: Path) -> list[torch.Tensor]:
+def _load_pixels(path: Path) -> dict[int, tuple[str, torch.Tensor]]:
+    """Caption and picture by the prompt's index."""
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
-    return [image for _, image in sorted(load_file(path).items())]
+    with safe_open(path, framework="pt") as file:
+        captions = json.loads((file.metadata() or {})["captions"])
+    return {int(index): (captions[index], image) for index, image in load_file(path).items()}

@@ -165,23 +165,32 @@ def build_roles(config: Arguments, adapter: BaseAdapter, geometry: Geometry, com
     return RoleOptimizationCoordinator(roles)
 
 
-def build_reward_processor(
-    config: Arguments, comm: Comm, run_dir: Path, geometry: Geometry | None = None
-) -> RewardProcessor:
-    """Scores samples with the training rewards; without a geometry (evaluation), with `eval_rewards` where given."""
+def build_reward_processor(config: Arguments, comm: Comm, run_dir: Path, geometry: Geometry) -> RewardProcessor:
+    """Scores samples with `rewards`."""
     from flow_factory.data_utils.samplers import is_rank_local
     from flow_factory.rewards.processor import RewardProcessor
 
-    use_eval = geometry is None and config.eval_reward_args is not None
-    arguments = config.eval_reward_args if use_eval else config.reward_args
     return RewardProcessor(
-        arguments,
+        config.reward_args,
         comm,
         str(comm.device),
         artifact_dir=run_dir / "failed_samples",
         sources=[source.name for source in config.data_args.sources()],
-        groups_are_local=geometry is None or is_rank_local(geometry.sampler),
-        group_size=None if geometry is None else geometry.group_size,
+        groups_are_local=is_rank_local(geometry.sampler),
+        group_size=geometry.group_size,
+    )
+
+
+def build_eval_reward_processor(config: Arguments, comm: Comm, run_dir: Path) -> RewardProcessor:
+    """Scores samples with `eval_rewards`; evaluation draws one sample per prompt."""
+    from flow_factory.rewards.processor import RewardProcessor
+
+    return RewardProcessor(
+        config.eval_reward_args,
+        comm,
+        str(comm.device),
+        artifact_dir=run_dir / "failed_samples",
+        sources=[source.name for source in config.data_args.sources()],
     )
 
 

@@ -28,6 +28,7 @@ def run_state(trainer: BaseTrainer) -> dict[str, Any]:
             "algorithm": trainer.algorithm_state(),
             "history": trainer.result.history(),
             "evaluated_epoch": trainer._evaluated_epoch,
+            "cycle": _cycle_state(trainer) if trainer.driver.inside_cycle else None,
         },
     }
 
@@ -48,4 +49,11 @@ def load_run_state(trainer: BaseTrainer, parts: Mapping[str, Any]) -> None:
     trainer.load_algorithm_state(state["algorithm"])
     trainer.result.load_history(state["history"])
     trainer._evaluated_epoch = int(state["evaluated_epoch"])
+    if state["cycle"] is not None:
+        trainer._cycle_losses, trainer._cycle_metrics = state["cycle"]["losses"], state["cycle"]["metrics"]
     trainer._saved = (trainer.progress, trainer._evaluated_epoch)
+
+
+def _cycle_state(trainer: BaseTrainer) -> dict[str, Any]:
+    """What the row of a cycle that was left in its middle is made of."""
+    return {"losses": trainer._cycle_losses, "metrics": trainer._cycle_metrics}
