@@ -38,11 +38,17 @@ class FakeAdapter:
         self.spec = SimpleNamespace(io=io)
         self.encoded: list[list[str]] = []
         self.negatives: list[Any] = []
+        self.generations: list[Any] = []
         self.collated = 0
 
     def encode_prompt(
-        self, prompts: list[str], negative_prompts: list[str | None] | None, need_negative: bool
+        self,
+        prompts: list[str],
+        negative_prompts: list[str | None] | None,
+        need_negative: bool,
+        generation: Any = None,
     ) -> FakeCondition:
+        self.generations.append(generation)
         self.encoded.append(list(prompts))
         self.negatives.append(negative_prompts)
         negative = None
@@ -55,7 +61,7 @@ class FakeAdapter:
         self.collated += 1
         return FakeCondition.cat(conditions)
 
-    def encoder_identity(self) -> str:
+    def encoder_identity(self, generation: Any = None) -> str:
         return self.identity
 
     def guidance(self, guidance_scale: float) -> Any:
@@ -104,6 +110,7 @@ def run_config(sources: Sequence[DatasetArguments], cache: Path, **data: Any) ->
         eval_args=SimpleNamespace(guidance_scale=eval_scale, per_device_batch_size=2),
         model_args=SimpleNamespace(frozen_parameters_dtype="bf16"),
         train_generation=SimpleNamespace(max_sequence_length=77),
+        eval_generation=SimpleNamespace(max_sequence_length=55),
         mixed_precision="no",
     )
 

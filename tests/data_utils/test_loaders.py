@@ -222,6 +222,17 @@ def test_evaluation_counts_every_prompt_once(one: SimpleNamespace, world: int) -
     assert sorted(seen) == list(range(7))
 
 
+def test_each_loader_encodes_with_its_own_section(one: SimpleNamespace) -> None:
+    """`eval.max_sequence_length` is not `train.max_sequence_length`."""
+    write_txt(Path(one.source.dataset_dir), "test", ["only for evaluation"])
+    config, adapter = run_config([one.source], one.cache), FakeAdapter()
+    build_eval_loader(config, adapter, Comm.single(), one.source)
+    assert {g.max_sequence_length for g in adapter.generations} == {55}
+    adapter.generations.clear()
+    build(one, adapter, geometry({"a": 4}, 4, 2, "group_contiguous"))
+    assert {g.max_sequence_length for g in adapter.generations} == {77}
+
+
 def test_which_datasets_are_evaluated(tmp_path: Path) -> None:
     """An enabled spec, or no spec and a test file; a spec without its file is an error."""
     for name in ("both", "off", "other"):

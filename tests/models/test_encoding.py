@@ -24,6 +24,8 @@ def test_max_sequence_length_is_passed_on(tiny_sd3_dir: Path, pipeline: StableDi
     adapter = make_adapter(tiny_sd3_dir, {"train.max_sequence_length": length})
     condition = adapter.encode_prompt(["dot"])
     assert condition.prompt_embeds.shape == (1, CLIP_TOKENS + length, 40)
+    fields = make_adapter(tiny_sd3_dir, {"eval.max_sequence_length": length}).config.eval_generation
+    assert adapter.encode_prompt(["dot"], generation=fields).prompt_embeds.equal(condition.prompt_embeds)
     expected = pipeline.encode_prompt("dot", None, None, max_sequence_length=length)[0]  # type: ignore[arg-type]
     torch.testing.assert_close(condition.prompt_embeds, expected, rtol=0, atol=1e-5)
 
@@ -75,6 +77,8 @@ def test_encoder_identity_notices_what_changes_an_encoding(tiny_sd3_dir: Path, t
     first = make_adapter(tiny_sd3_dir).encoder_identity()
     assert make_adapter(copied).encoder_identity() == first, "the folder's name is not the identity"
     assert make_adapter(copied, {"train.max_sequence_length": 4}).encoder_identity() != first
+    short = make_adapter(copied, {"eval.max_sequence_length": 4})
+    assert short.encoder_identity() == first != short.encoder_identity(short.config.eval_generation)
     assert make_adapter(copied, {"model.frozen_parameters_dtype": {"text_encoder": "bf16"}}).encoder_identity() != first
     weights = copied / "text_encoder_2" / "model.safetensors"
     raw = bytearray(weights.read_bytes())

@@ -29,16 +29,16 @@ class ConditionEncoder(Protocol):
     """The adapter's condition type."""
 
     def encode_prompt(
-        self, prompts: list[str], negative_prompts: list[str | None] | None, need_negative: bool
+        self, prompts: list[str], negative_prompts: list[str | None] | None, need_negative: bool, generation: Any
     ) -> Condition:
-        """Encodes prompts into a condition with one row each."""
+        """Encodes prompts into a condition with one row each, with the model-specific fields of `train:` or `eval:`."""
         ...
 
     def collate_conditions(self, conditions: list[Any]) -> Any:
         """Joins rows into one batch."""
         ...
 
-    def encoder_identity(self) -> str:
+    def encoder_identity(self, generation: Any) -> str:
         """Text that changes whenever the encoders would give other values."""
         ...
 
@@ -122,18 +122,34 @@ class ConditionSource:
 
 
 def build_conditions(
-    config: Arguments, adapter: ConditionEncoder, comm: Comm, datasets: Sequence[PromptDataset], need_negative: bool
+    config: Arguments,
+    adapter: ConditionEncoder,
+    comm: Comm,
+    datasets: Sequence[PromptDataset],
+    need_negative: bool,
+    generation: Any,
 ) -> ConditionSource:
-    """Conditions of the datasets' prompts, encoded now unless `data.enable_preprocess` is false. All ranks call it."""
+    """Conditions of the datasets' prompts, encoded now unless `data.enable_preprocess` is false. All ranks call it.
+
+    Args:
+        config: The run's configuration.
+        adapter: The model; its encoders are used.
+        comm: This rank's view of the process group.
+        datasets: The prompts.
+        need_negative: Whether negative prompts are encoded too.
+        generation: The model-specific fields of `train:` or `eval:`, whichever the prompts are for.
+    """
     data = config.data_args
 
     def encode(records: Sequence[PromptRecord]) -> Condition:
         negatives = [record.negative_prompt for record in records] if need_negative else None
-        return adapter.encode_prompt([record.prompt for record in records], negatives, need_negative)
+        return adapter.encode_prompt([record.prompt for record in records], negatives, need_negative, generation)
 
     cache = ConditionCache(
         data.cache_dir,
-        cache_identity(config, adapter) if data.enable_preprocess else {},  # hashing the encoders takes a while
+        cache_identity(config, adapter, generation)
+        if data.enable_preprocess
+        else {},  # hashing the encoders takes a while
         condition_class=adapter.condition_class,
         encode=encode,
         need_negative=need_negative,
@@ -149,11 +165,10 @@ def build_conditions(
     return ConditionSource(cache, adapter, on_the_fly=not data.enable_preprocess)
 
 
-def cache_identity(config: Arguments, adapter: ConditionEncoder) -> dict[str, str]:
+def cache_identity(config: Arguments, adapter: ConditionEncoder, generation: Any) -> dict[str, str]:
     """What encoded values depend on besides the prompt: too much only encodes again, too little reads stale values."""
-    generation = config.train_generation
     return {
-        "encoder": adapter.encoder_identity(),
+        "encoder": adapter.encoder_identity(generation),
         "condition": f"{adapter.condition_class.__module__}.{adapter.condition_class.__qualname__}",
         "dtype": f"{config.model_args.frozen_parameters_dtype} {config.mixed_precision}",
         "max_length": str(getattr(generation, "max_sequence_length", None)),

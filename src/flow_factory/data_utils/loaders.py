@@ -198,7 +198,9 @@ def build_prompt_loaders(
         seed=train.seed,
     )
     need_negative = needs_negative(adapter, train.guidance_scale, train.get_preprocess_guidance_scale())
-    conditions = build_conditions(config, adapter, comm, list(datasets.values()), need_negative)
+    conditions = build_conditions(
+        config, adapter, comm, list(datasets.values()), need_negative, config.train_generation
+    )
     workers = config.data_args.dataloader_num_workers
 
     def make(source: str | None) -> RolloutLoader:
@@ -226,7 +228,8 @@ def build_eval_loader(config: Arguments, adapter: Adapter, comm: Comm, dataset: 
         dataset, spec.split, io=adapter.spec.io, max_size=spec.max_dataset_size, drop_duplicates=False
     )
     scale = evaluation.guidance_scale if spec.guidance_scale is None else spec.guidance_scale
-    conditions = build_conditions(config, adapter, comm, [loaded], needs_negative(adapter, scale))
+    need_negative = needs_negative(adapter, scale)
+    conditions = build_conditions(config, adapter, comm, [loaded], need_negative, config.eval_generation)
     return EvalLoader(loaded, conditions, evaluation.per_device_batch_size, comm.rank, comm.world_size)
 
 

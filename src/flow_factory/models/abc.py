@@ -109,9 +109,20 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """One decoded medium per row, on CPU (uint8 [C, H, W] for images): what the pipeline's PIL output holds."""
 
     def encode_prompt(
-        self, prompts: Sequence[str], negative_prompts: Sequence[str | None] | None = None, need_negative: bool = False
+        self,
+        prompts: Sequence[str],
+        negative_prompts: Sequence[str | None] | None = None,
+        need_negative: bool = False,
+        generation: Any = None,
     ) -> ConditionT:
-        """Encodes prompts, and negative prompts (None = "") if they are needed; batch B, on the device."""
+        """Encodes prompts, and negative prompts (None = "") if they are needed; batch B, on the device.
+
+        Args:
+            prompts: B texts.
+            negative_prompts: B texts, each may be None; None for all.
+            need_negative: Whether to encode them.
+            generation: The model-specific fields of `train:` or `eval:`; None means `train:`.
+        """
         raise NotImplementedError(f"{type(self).__name__} takes no text.")
 
     def grid_arguments(self, num_steps: int, state: LatentState, condition: Any) -> dict[str, Any]:
@@ -222,14 +233,24 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """The dtype of matrix products: the autocast's, or that of the (first) trained component's own weights."""
         return self._autocast_dtype or self._dtype_of(self.trained_components[0])
 
-    def encoder_identity(self) -> str:
-        """Identifies the encoders by content: bytes of their folders, dtypes and generation arguments."""
+    @functools.cached_property
+    def _encoders(self) -> tuple[list[str], str]:
+        """Names of the encoders and their tokenizers, and a digest of their files, which takes a while."""
         kinds = ("text_encoder", "tokenizer", "image_encoder", "feature_extractor")
         names = [name for name in self.pipeline.components if name.startswith(kinds)]
+        return names, components.folder_digest(self.checkpoint, names)
+
+    def encoder_identity(self, generation: Any = None) -> str:
+        """Identifies the encoders by content: bytes of their folders, dtypes and generation arguments.
+
+        Args:
+            generation: As in `encode_prompt`.
+        """
+        names, digest = self._encoders
         parts = {
-            "files": components.folder_digest(self.checkpoint, names),
+            "files": digest,
             "dtypes": {name: str(self._dtype_of(name)) for name in names if name in self._modules},
-            "generation": asdict(self.config.train_generation),
+            "generation": asdict(generation or self.config.train_generation),
             "adapter": f"{type(self).__module__}.{type(self).__qualname__}",
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

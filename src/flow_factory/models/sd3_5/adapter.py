@@ -32,7 +32,11 @@ class SD3_5Adapter(BaseAdapter[SD3Condition]):
 
     @torch.no_grad()
     def encode_prompt(
-        self, prompts: Sequence[str], negative_prompts: Sequence[str | None] | None = None, need_negative: bool = False
+        self,
+        prompts: Sequence[str],
+        negative_prompts: Sequence[str | None] | None = None,
+        need_negative: bool = False,
+        generation: Any = None,
     ) -> SD3Condition:
         negatives = [text or "" for text in negative_prompts] if negative_prompts else [""] * len(prompts)
         embeds, negative_embeds, pooled, negative_pooled = self.pipeline.encode_prompt(
@@ -42,7 +46,7 @@ class SD3_5Adapter(BaseAdapter[SD3Condition]):
             negative_prompt=negatives,
             do_classifier_free_guidance=need_negative,
             device=self.device,
-            max_sequence_length=self.config.train_generation.max_sequence_length,
+            max_sequence_length=(generation or self.config.train_generation).max_sequence_length,
         )
         return SD3Condition(embeds, pooled, negative_embeds, negative_pooled)
 
