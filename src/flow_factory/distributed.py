@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flow_factory.errors import RunError
+from flow_factory.errors import PeerFailedError, RunError
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,15 @@ class Comm:
             error: This rank's error, or None.
 
         Raises:
-            BaseException: `error` itself on the ranks that have one, RunError naming the first such rank elsewhere.
+            BaseException: `error` itself on the ranks that have one, PeerFailedError naming the first such rank
+                elsewhere.
         """
         messages = self.gather_objects(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         for rank, message in enumerate(messages):
             if message is not None:
-                raise RunError(f"rank {rank} failed: {message}")
+                raise PeerFailedError(f"rank {rank} failed: {message}")
 
     @contextmanager
     def together(self) -> Iterator[None]:

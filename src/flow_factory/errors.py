@@ -21,6 +21,10 @@ class RunError(FlowFactoryError):
     exit_code = 1
 
 
+class PeerFailedError(RunError):
+    """Another rank failed, and this one ends with it. Exit code 1; the other rank's error is the cause."""
+
+
 class Interrupted(FlowFactoryError):
     """A signal ended the run after its state was saved. Exit code 128 + signal number.
 

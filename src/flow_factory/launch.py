@@ -2,7 +2,7 @@
 
 The parent starts `accelerate launch` in a session of its own, so that a Ctrl-C reaches the parent alone; the parent
 then passes the signal to every worker exactly once. (A worker that got it from the terminal and again from the launcher
-would take the second one as "exit at once" and lose its cycle.)
+would take the second one as "exit at once" and lose its cycle.) A second signal ends them at once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from flow_factory.errors import FlowFactoryError, InputError, RunError
+from flow_factory.errors import FlowFactoryError, InputError, PeerFailedError, RunError
 
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _WORKER_DIR = "FLOW_FACTORY_WORKER_DIR"
 # What the workers may take after their own deadline to write a checkpoint before they are killed.
 _SAVE_GRACE_S = 60.0
+_HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 
 def launched_world_size() -> int | None:
@@ -81,12 +82,13 @@ def _run_workers(config: Arguments, config_path: str, overrides: Sequence[str], 
         command = [sys.executable, "-m", "flow_factory.launch", "--agent", *_accelerate_arguments(config)]
         command += ["-m", "flow_factory.launch", config_path, *overrides]
         environment = {**os.environ, _WORKER_DIR: folder, "FLOW_FACTORY_DEBUG": "1" if debug else ""}
+        here = config.num_processes // (config.num_machines or 1)
         # CPU workers share the cores; a launcher's default of one thread each would waste the rest.
-        threads = max(1, (os.cpu_count() or 1) // config.num_processes)
+        threads = max(1, (os.cpu_count() or 1) // here)
         environment.setdefault("OMP_NUM_THREADS", str(threads))
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
-        received = _forward_signals(process, Path(folder), config.training_args.signal_deadline_s + _SAVE_GRACE_S)
-        _raise_for_workers(Path(folder), config.num_processes, process.returncode, received)
+        grace = config.training_args.signal_deadline_s + _SAVE_GRACE_S
+        code, received = _attend(command, environment, Path(folder), grace)
+        _raise_for_workers(Path(folder), here, code, received)
 
 
 def _accelerate_arguments(config: Arguments) -> list[str]:
@@ -104,36 +106,55 @@ def _accelerate_arguments(config: Arguments) -> list[str]:
     return command
 
 
-def _forward_signals(process: subprocess.Popen[bytes], folder: Path, grace: float) -> int | None:
-    """Waits for the workers and passes signals on.
+def _attend(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, grace: float
+) -> tuple[int, int | None]:
+    """Runs the launcher until it ends and passes signals on to the workers, also to those still being started.
+
+    A terminal that hangs up counts as SIGTERM: the workers are in a session of their own and would go on without it.
+
+    Args:
+        command: The launcher's command line.
+        environment: Its environment.
+        folder: Where the workers leave their process ids.
+        grace: Seconds that they may take to end after the first signal before they are killed.
 
     Returns:
-        The first signal received, or None.
+        The launcher's exit code, and the first signal received, or None.
     """
     received: list[int] = []
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-        for pid in _worker_pids(folder):
-            _kill(pid, signum)
+        received.append(signal.SIGTERM if signum == _HANGUP else signum)
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    watched = [signal.SIGINT, signal.SIGTERM]
+    if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:  # ignored under nohup
+        watched.append(_HANGUP)
+    previous = {s: signal.signal(s, handle) for s in watched}
+    told: set[int] = set()
+    process: subprocess.Popen[bytes] | None = None
     try:
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
         deadline: float | None = None
         while process.poll() is None:
             if received and deadline is None:
                 deadline = time.monotonic() + grace
+            for pid in set(_worker_pids(folder)) - told if received else ():
+                told.add(pid)
+                _kill(pid, received[0])
             if deadline is not None and (time.monotonic() > deadline or len(received) > 1):
                 break
             time.sleep(0.1)
     finally:
-        for pid in [*_worker_pids(folder), process.pid]:
-            if process.poll() is None or pid != process.pid:
-                _kill(pid, signal.SIGKILL)
-        process.wait()
+        for pid in _worker_pids(folder):
+            _kill(pid, signal.SIGKILL)
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
         for signum, handler in previous.items():
             signal.signal(signum, handler)
-    return received[0] if received else None
+    assert process is not None
+    return process.returncode, received[0] if received else None
 
 
 def _worker_pids(folder: Path) -> list[int]:
@@ -143,8 +164,8 @@ def _worker_pids(folder: Path) -> list[int]:
 def _kill(pid: int, signum: int) -> None:
     try:
         os.kill(pid, signum)
-    except ProcessLookupError:
-        return  # it has ended already, which is what the signal is for
+    except (ProcessLookupError, PermissionError):
+        return  # it has ended already, which is what the signal is for (and its number may be another's by now)
 
 
 def _raise_for_workers(folder: Path, count: int, code: int, received: int | None) -> None:
@@ -157,7 +178,7 @@ def _raise_for_workers(folder: Path, count: int, code: int, received: int | None
         raise Interrupted(messages[0] if messages else "stopped by a signal; the workers were ended.", received)
     failed = [r for r in reports if r["code"] != 0]
     if failed:
-        # A peer of a failed rank fails too, with a broken connection: the typed error is the cause.
+        # A peer of a failed rank fails too, told of it or with a broken connection: the typed error is the cause.
         first = min(failed, key=lambda r: (not r["typed"], r["time"]))
         error = InputError(first["message"]) if first["code"] == 2 else RunError(first["message"])
         raise error
@@ -204,7 +225,9 @@ def worker_main(arguments: Sequence[str]) -> int:
     try:
         launch(arguments[0], arguments[1:])
     except FlowFactoryError as error:
-        code, message, typed = error.exit_code, str(error), True
+        code, message, typed = error.exit_code, str(error), not isinstance(error, PeerFailedError)
+    except KeyboardInterrupt:
+        code, message = 128 + signal.SIGINT, "stopped by a signal before training began; nothing was saved."
     except Exception as error:
         code, message = 1, f"{type(error).__name__}: {error}"
         if os.environ.get("FLOW_FACTORY_DEBUG"):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flow_factory.errors import InputError
 from flow_factory.hparams import save_config
+from flow_factory.launch import _raise_for_workers
 from tests.trainers.support import make_config
 from tests.trainers.two_processes import gradients
 
@@ -94,3 +99,60 @@ def test_world_size_that_differs_from_the_config_is_an_error(tiny_sd3_dir: Path,
     done = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "but the launcher started 2" in " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize("when", ["while the workers start", "while they train"])
+def test_a_signal_ends_all_workers_with_its_code(tiny_sd3_dir: Path, tmp_path: Path, when: str) -> None:
+    """Pitfall 43: 128 + signal, no worker left behind, and a state to go on from once training has begun."""
+    config = make_config(tiny_sd3_dir, tmp_path, {"num_processes": 2, "train.max_epochs": None})
+    save_config(config, tmp_path / "config.yaml")
+    # The workers' environment carries this word, so that they can be told from all other processes.
+    mark = f"FLOW_FACTORY_TEST_MARK={tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flow_factory.cli.app", "train", str(tmp_path / "config.yaml")],
+        env={**ENVIRONMENT, **dict([mark.split("=", 1)])}, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        rows = tmp_path / "save/run/metrics.jsonl"
+        _wait_until(
+            (lambda: len(_marked(mark)) > 1) if "start" in when else (lambda: rows.exists() and rows.stat().st_size > 0)
+        )
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGINT, output
+    assert "Traceback" not in output
+    _wait_until(lambda: not _marked(mark), seconds=10)
+    if "train" in when:
+        assert "Run the same command again" in " ".join(output.split())
+        assert list((tmp_path / "save/run/checkpoints").glob("checkpoint-*"))
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes that run with this word in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 200) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def test_the_error_of_a_rank_is_reported_not_its_peers(tmp_path: Path) -> None:
+    """Pitfall 44: whichever worker writes its report first, the exit code is that of the cause."""
+    for rank, (code, typed) in enumerate([(1, False), (2, True)]):
+        report = {"code": code, "message": f"rank {rank}", "typed": typed, "rank": rank, "time": float(rank)}
+        (tmp_path / f"{rank}.exit").write_text(json.dumps(report))
+    with pytest.raises(InputError, match="rank 1"):
+        _raise_for_workers(tmp_path, 2, 1, None)
