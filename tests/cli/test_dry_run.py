@@ -12,13 +12,14 @@ from flow_factory.cli.dry_run import run_dry, shrink
 from flow_factory.errors import RunError
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
 from tests.trainers.support import make_config
+from tests.trainers.test_outside_trainers import OFFLINE
 
 
 def test_a_sound_run_passes(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     config = make_config(tiny_sd3_dir, tmp_path, {"train.group_size": 4, "train.max_epochs": 50})
     report = run_dry(config)
     assert report.first_ratio_deviation == 0.0
-    assert report.param_change_norm > 0 and report.rollout_change > 0
+    assert report.param_change_norm > 0 and (report.rollout_change or 0) > 0
     assert len(report.rewards["red"]) == 2 and not report.tied_rewards
     assert "4 prompts" in report.geometry
     assert not (tmp_path / "save").exists(), "a dry run leaves nothing in the run's own folder"
@@ -58,3 +59,25 @@ def test_broken_rewards_are_found(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     rewards = [{"name": "bad", "reward_model": "tests.trainers.rewards.NotANumber"}]
     with pytest.raises(RunError, match="bad"):
         run_dry(make_config(tiny_sd3_dir, tmp_path, {"rewards": rewards}))
+
+
+def test_rewards_of_the_evaluation_are_tried_too(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    bad = [{"name": "bad", "reward_model": "tests.trainers.rewards.NotANumber"}]
+    with pytest.raises(RunError, match="bad"):
+        run_dry(make_config(tiny_sd3_dir, tmp_path, {"eval_rewards": bad}))
+
+
+def test_shares_of_several_datasets_shrink_with_the_run(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """Prompts per cycle given by dataset, or large weights, are the full run's."""
+    folder = tmp_path / "data"
+    datasets = [
+        {"name": "a", "dataset_dir": str(folder), "train": {"unique_sample_num_per_epoch": 40}},
+        {"name": "b", "dataset_dir": str(folder), "train": {"unique_sample_num_per_epoch": 60}},
+    ]
+    changes = {"data.datasets": datasets, "train.unique_sample_num_per_epoch": 100}
+    assert shrink(make_config(tiny_sd3_dir, tmp_path, changes), tmp_path).training_args.unique_sample_num_per_epoch == 2
+
+
+def test_a_trainer_on_stored_examples_makes_one_update(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    report = run_dry(make_config(tiny_sd3_dir, tmp_path, OFFLINE))
+    assert report.rollout_change is None and report.param_change_norm > 0

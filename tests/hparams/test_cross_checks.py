@@ -36,6 +36,7 @@ def two_sets(**reward: Any) -> dict[str, Any]:
         ({"scheduler": {"noise_level": 0}}, "scheduler.noise_level", ["deterministic", "0.7"]),
         ({"scheduler": {"dynamics_type": "CPS", "noise_level": 1.2}}, "scheduler.noise_level", ["1.2", "at most 1"]),
         ({"train": {"group_size": 1}}, "train.group_size", ["is 1", "at least 2"]),
+        ({"rewards": {**REWARD, "name": "total"}}, "rewards[0].name", ["'total'", "weighted sum"]),
         ({"train": {"clip_range": [1e-4, -1e-4]}}, "train.clip_range", ["lo < 0 < hi"]),
         ({"train": {"clip_range": 0}}, "train.clip_range", ["lo < 0 < hi"]),
         ({"train": {"adv_clip_range": [1, 5]}}, "train.adv_clip_range", ["lo < 0 < hi", "[-5.0, 5.0]"]),

@@ -100,6 +100,18 @@ def test_a_checkpoint_inside_a_cycle_keeps_the_rows_up_to_its_step(tmp_path):
     assert rows[-3:] == [("eval", 2, 4), ("data", 3, 4), ("update", 3, 5)]
 
 
+def test_rows_of_a_role_with_more_steps_than_the_first_are_kept(tmp_path):
+    """Five updates of one role for each of the first: its rows count its own steps, but belong to a kept cycle."""
+    with MetricsWriter(tmp_path / "m") as writer:
+        for cycle in (1, 2):
+            for fake in range(5):
+                writer.log({"fake/loss": 1.0}, 5 * (cycle - 1) + fake + 1, "update", cycle)
+            writer.log({"generator/loss": 1.0}, cycle, "update", cycle)
+            writer.log({"loss": 1.0}, cycle, "cycle", cycle)
+        assert writer.truncate_after(1, 1) == 7
+    assert len(read_metrics(tmp_path / "m")) == 7
+
+
 def test_nothing_is_dropped_when_nothing_is_newer(tmp_path):
     with MetricsWriter(tmp_path / "m") as writer:
         write_cycles(writer, 1, 2)

@@ -35,6 +35,21 @@ def test_first_ratio_is_exactly_one(tiny_sd3_dir: Path, tmp_path: Path, dynamics
     assert first["default/ratio_mean"] == 1.0
 
 
+def test_a_first_ratio_that_precision_moves_is_said_once(
+    tiny_sd3_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pitfall 2: noise of the size of bf16's rounding against a clip range of 1e-4."""
+    trainer = make_trainer(tiny_sd3_dir, tmp_path, {"train.max_epochs": 2})
+    original = type(trainer.adapter).predict_velocity
+
+    def rounded(self: Any, *args: Any) -> Any:
+        return original(self, *args).map(lambda v: v + 1e-2 * torch.randn_like(v))
+
+    monkeypatch.setattr(type(trainer.adapter), "predict_velocity", rounded)
+    trainer.start()
+    assert sum("more than half of train.clip_range" in record.message for record in caplog.records) == 1
+
+
 def test_parameters_and_rollouts_move(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     """Pitfall 3: one update changes the weights, and the weights change the pictures' latents."""
     trainer = make_trainer(tiny_sd3_dir, tmp_path, {"train.max_epochs": 1})

@@ -37,7 +37,8 @@ def check(
         if result.first_ratio_deviation is not None:
             typer.echo(f"first ratio: max |rho - 1| = {result.first_ratio_deviation:.3g}")
         typer.echo(f"update: parameters moved by {result.param_change_norm:.3g} (L2 norm)")
-        typer.echo(f"rollout: latents of the same noise changed by {result.rollout_change:.3g} (largest element)")
+        if result.rollout_change is not None:
+            typer.echo(f"rollout: latents of the same noise changed by {result.rollout_change:.3g} (largest element)")
         for name, scores in result.rewards.items():
             typer.echo(
                 f"reward {name}: {', '.join('failed' if s is None else f'{s:.4g}' for s in scores)} (blank, noise)"

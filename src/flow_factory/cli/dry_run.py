@@ -27,15 +27,16 @@ class DryRunReport:
     Attributes:
         first_ratio_deviation: max |rho - 1| of the first update of a coupled trainer, or None.
         param_change_norm: L2 norm of the first update's change of the parameters.
-        rollout_change: Largest difference between the final latents of the same prompts and noise before and after.
-        rewards: Reward name to its scores of a blank and of a noise picture.
+        rollout_change: Largest difference between the final latents of the same prompts and noise before and after;
+            None for trainers on stored examples, which roll nothing out.
+        rewards: Reward name ("eval_rewards <name>" of those) to its scores of a blank and of a noise picture.
         geometry: Describes groups, batches and accumulation of the *full* run.
         tied_rewards: True if the tiny groups had equal rewards, so that made-up advantages tested the update.
     """
 
     first_ratio_deviation: float | None = None
     param_change_norm: float = 0.0
-    rollout_change: float = 0.0
+    rollout_change: float | None = None
     rewards: dict[str, list[float | None]] = field(default_factory=dict)
     geometry: str = ""
     tied_rewards: bool = False
@@ -44,37 +45,53 @@ class DryRunReport:
 def run_dry(config: Arguments) -> DryRunReport:
     """Builds the run in a temporary folder, smoke-tests every reward and runs one cycle with groups of two.
 
+    A trainer on stored examples makes one update.
+
     Raises:
         RunError: If the first ratio is not 1, or parameters or rollouts do not move.
     """
     from flow_factory.hparams.geometry import plan_geometry
-    from flow_factory.rewards.smoke import smoke_reward
     from flow_factory.trainers.build import build_trainer
 
     report = DryRunReport(geometry=plan_geometry(config, config.num_processes).describe())
     with tempfile.TemporaryDirectory(prefix="flow-factory-dry-") as folder:
         trainer = build_trainer(shrink(config, Path(folder)))
+        _smoke_rewards(trainer, Path(folder), report)
         if trainer.reward_buffer is not None:
-            processor = trainer.reward_buffer.processor
-            record = next(iter(trainer.dataloader)).records[0]
-            for name, model in processor.models.items():
-                report.rewards[name] = smoke_reward(
-                    model,
-                    processor=processor,
-                    sample_class=trainer.adapter.sample_class,
-                    prompt=record.prompt,
-                    metadata=record.metadata,
-                )
             trainer.prepare_feedback = _untie(trainer, report)  # type: ignore[method-assign]
-        before = _probe(trainer)
+        generates = trainer.execution_contract.generates
+        before = _probe(trainer) if generates else []
         trainer.start()
-        after = _probe(trainer)
-        report.rollout_change = max(float((b - a).abs().max()) for b, a in zip(before, after, strict=True))
+        if generates:
+            after = _probe(trainer)
+            report.rollout_change = max(float((b - a).abs().max()) for b, a in zip(before, after, strict=True))
         report.first_ratio_deviation = trainer._cycle_metrics.get("first_update/ratio_deviation_max")
         report.param_change_norm = trainer._cycle_metrics.get("first_update/param_change_norm", 0.0)
         exact = str(trainer.adapter.compute_dtype) == "torch.float32" and trainer.device.type == "cpu"
     _judge(report, config, exact)
     return report
+
+
+def _smoke_rewards(trainer: BaseTrainer, folder: Path, report: DryRunReport) -> None:
+    """Tries the training rewards and those of the evaluation."""
+    from flow_factory.rewards.smoke import smoke_reward
+    from flow_factory.trainers.setup import build_eval_reward_processor
+
+    facts: dict[str, Any] = {"sample_class": trainer.adapter.sample_class}
+    if trainer.execution_contract.generates:
+        record = next(iter(trainer.dataloader)).records[0]
+        facts |= {"prompt": record.prompt, "metadata": record.metadata}
+    if trainer.reward_buffer is not None:
+        processor = trainer.reward_buffer.processor
+        for name, model in processor.models.items():
+            report.rewards[name] = smoke_reward(model, processor=processor, **facts)
+    if trainer.config.eval_reward_args is not None:
+        processor = build_eval_reward_processor(trainer.config, trainer.comm, folder)
+        try:
+            for name, model in processor.models.items():
+                report.rewards[f"eval_rewards {name}"] = smoke_reward(model, processor=processor, **facts)
+        finally:
+            processor.close()
 
 
 def shrink(config: Arguments, folder: Path) -> Arguments:
@@ -86,17 +103,22 @@ def shrink(config: Arguments, folder: Path) -> Arguments:
     base["num_processes"] = 1
     base["eval"]["eval_freq"] = 0
     base["log"].update(save_dir=str(folder), run_name="dry-run", logging_backend="none", save_freq=0)
+    base["train"].update(resume="never", lr_warmup_steps=0)
+    if not config.training_args.execution_contract.generates:
+        base["train"].update(max_epochs=1, max_steps=1, gradient_accumulation_steps=1)
+        return load_config_from_mapping(base, origin="the dry run")
     base["train"].update(
-        resume="never",
         max_epochs=1,
         max_steps=None,
         group_size=2,
         gradient_step_per_epoch=1,
         gradient_accumulation_steps="auto",
         num_inner_epochs=1,
-        lr_warmup_steps=0,
         per_device_batch_size=min(2, config.training_args.per_device_batch_size),
     )
+    for dataset in base["data"]["datasets"] or []:
+        if dataset["train"] is not None:
+            dataset["train"].update(unique_sample_num_per_epoch=None, num_batches_per_epoch=None, weight=1)
     error: InputError | None = None
     for prompts in range(1, 65):
         base["train"]["unique_sample_num_per_epoch"] = prompts

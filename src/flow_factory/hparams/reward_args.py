@@ -32,6 +32,8 @@ class RewardArguments(Section):
                 "reward_model",
                 "is required; give a key of `flow-factory list rewards` or a dotted path such as my_module.MyReward.",
             )
+        if self.name == "total":
+            raise FieldError("name", "is what the weighted sum of all rewards is called in metrics; choose another.")
         if self.applicable_datasets is not None and not self.applicable_datasets:
             raise FieldError("applicable_datasets", "is empty, so the reward would judge nothing; write null for all.")
         if isinstance(self.weight, dict) and not self.weight:

@@ -59,8 +59,8 @@ class MetricsWriter:
         """Drops the rows that a run resumed from a checkpoint will write again.
 
         Rows of kind "cycle" are kept up to `cycle`, of kind "eval" up to `evaluated_cycle`, of kind "update" up to
-        `step`; rows of other kinds are kept if they stand before the last kept one of those, or belong to a cycle up
-        to `cycle`.
+        `cycle` or `step`; rows of other kinds are kept if they stand before the last kept one of those, or belong to a
+        cycle up to `cycle`.
 
         Args:
             cycle: Finished cycles of the checkpoint.
@@ -78,7 +78,8 @@ class MetricsWriter:
         def belongs(row: Mapping[str, Any]) -> bool | None:
             if row["kind"] in limits:
                 return row["cycle"] <= limits[row["kind"]]
-            return row["step"] <= step if row["kind"] == "update" else None
+            # Rows of a role that is stepped more often than the first count its own, larger steps.
+            return row["step"] <= step or row["cycle"] <= cycle if row["kind"] == "update" else None
 
         verdicts = [belongs(row) for row in rows]
         last = max((index for index, verdict in enumerate(verdicts) if verdict), default=-1)

@@ -70,6 +70,7 @@ class TrainerVerbs:
     _plan: RolloutPlan | None
     _cycle_losses: list[float]
     _cycle_metrics: dict[str, float]
+    _warned_of_ratio: bool = False
 
     @property
     def step(self) -> int:
@@ -217,11 +218,27 @@ class TrainerVerbs:
         for name in ("ratio_deviation_max", "param_change_norm", "grad_norm", "clip_fraction", "kl"):
             if name in metrics:
                 self._cycle_metrics[f"first_update/{name}"] = metrics[name]
+        self._warn_if_off_policy(metrics.get("ratio_deviation_max", 0.0))
         if metrics.get("param_change_norm") == 0.0 and metrics["learning_rate"] > 0:
             logger.warning(
                 "update %d changed no parameter: the policy does not move (are all advantages zero, or is the learning "
                 "rate below the resolution of the weights?)",
                 self.step,
+            )
+
+    def _warn_if_off_policy(self, deviation: float) -> None:
+        """Warns, once, where precision alone moves the first ratio of a cycle by more than half the clip range."""
+        clip_range = getattr(self.training_args, "clip_range", None)
+        if clip_range is None or self._warned_of_ratio:
+            return
+        limit = 0.5 * min(abs(bound) for bound in clip_range)
+        if deviation > limit:
+            self._warned_of_ratio = True
+            logger.warning(
+                "update %d: the first ratio of the cycle deviates from 1 by %.3g, more than half of train.clip_range: "
+                "the clip acts on rounding. Use mixed_precision: no, or a wider clip range.",
+                self.step,
+                deviation,
             )
 
     def compute_advantages(
