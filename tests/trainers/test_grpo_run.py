@@ -193,6 +193,26 @@ def test_full_finetuning_runs(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     assert updates(tmp_path)[1]["default/kl"] > 0.0
 
 
+@pytest.mark.parametrize("finetune_type", ["lora", "full"])
+def test_the_evaluated_average_is_exported_beside_the_live_weights(
+    tiny_sd3_dir: Path, tmp_path: Path, finetune_type: str
+) -> None:
+    trainer = make_trainer(tiny_sd3_dir, tmp_path, {"model.finetune_type": finetune_type})
+    checkpoint = trainer.start().checkpoint
+    assert checkpoint is not None
+    for name, variant in ((finetune_type, "default"), (f"{finetune_type}_ema", "ema")):
+        changes = {
+            "model.finetune_type": finetune_type,
+            "model.resume_path": str(checkpoint / name),
+            "log.run_name": name,
+        }
+        read = weights(make_trainer(tiny_sd3_dir, tmp_path, changes))
+        values = trainer.adapter.variant_state()
+        expected = values["roles"]["default"] if variant == "default" else values["snapshots"]["ema"]
+        assert all(torch.equal(read[key], expected[key]) for key in expected)
+    assert any(not torch.equal(values["roles"]["default"][k], v) for k, v in values["snapshots"]["ema"].items())
+
+
 def test_evaluation_counts_every_prompt_once(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     """Pitfall 19 (one process; two are in test_two_processes): a short last batch, not a padded one."""
     changes = {"eval.eval_freq": 1, "eval.per_device_batch_size": 2, "train.max_epochs": 1}

@@ -289,11 +289,20 @@ class BaseTrainer(TrainerVerbs, ABC):
             )
 
     def _export(self, folder: Path) -> None:
-        """Weights for other programs, beside the state: the LoRA in diffusers' layout, or the trained components."""
+        """Weights for other programs, beside the state: the LoRA in diffusers' layout, or the trained components.
+
+        The averaged weights go beside the live ones: they are what the evaluations show.
+        """
+        average = None if self.ema is None else self.ema.snapshot.name
         if self.config.model_args.finetune_type == "lora":
             self.adapter.export_lora(folder / "lora")
-        else:
-            self.adapter.save_full(folder / "full")
+            if average is not None:
+                self.adapter.export_lora(folder / "lora_ema", variant=average)
+            return
+        self.adapter.save_full(folder / "full")
+        if average is not None:
+            with self.adapter.snapshot(average):
+                self.adapter.save_full(folder / "full_ema")
 
     def load_checkpoint(self, path: Any) -> None:
         """Restores everything `save_checkpoint` wrote; nothing is restored by halves."""
