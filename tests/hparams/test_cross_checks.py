@@ -76,6 +76,8 @@ def two_sets(**reward: Any) -> dict[str, Any]:
             ["would stay a LoRA"],
         ),
         ({"model": {"resume_type": "lora"}}, "model.resume_type", ["without resume_path"]),
+        ({"model": {"resume_path": "x", "resume_type": "state"}}, "model.resume_type", ["train.resume: PATH"]),
+        ({"process_index": 1}, "process_index", ["set by the launcher"]),
         ({"model": {"model_name_or_path": " "}}, "model.model_name_or_path", ["empty"]),
         ({"optimizers": [{"name": "fake"}]}, "optimizers[0].name", ["'fake'", "its roles: default"]),
         ({"optimizers": [{}, {}]}, "optimizers[1].name", ["two optimizers"]),

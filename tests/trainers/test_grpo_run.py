@@ -35,6 +35,15 @@ def test_first_ratio_is_exactly_one(tiny_sd3_dir: Path, tmp_path: Path, dynamics
     assert first["default/ratio_mean"] == 1.0
 
 
+@pytest.mark.parametrize("storage", [None, "bf16", "fp16"])
+def test_stored_precision_does_not_move_the_first_ratio(
+    tiny_sd3_dir: Path, tmp_path: Path, storage: str | None
+) -> None:
+    """Pitfall 2: next state stored in a lower precision than the log-prob saw."""
+    make_trainer(tiny_sd3_dir, tmp_path, {"train.latent_storage_dtype": storage, "train.max_epochs": 1}).start()
+    assert updates(tmp_path)[0]["default/ratio_deviation_max"] == 0.0
+
+
 def test_a_first_ratio_that_precision_moves_is_said_once(
     tiny_sd3_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -206,8 +206,8 @@ class _StaticChecker:
                 ("train", "resume"), f"the checkpoint {resume!r} does not exist; use auto, never or a path.{hint}"
             )
         weights = self.config.model_args.resume_path
-        if weights is not None and not Path(weights).expanduser().exists() and weights.count("/") != 1:
-            self._add(("model", "resume_path"), f"{weights!r} does not exist; give a folder, a file, or a Hub id.")
+        if weights is not None and not Path(weights).expanduser().exists():
+            self._add(("model", "resume_path"), f"{weights!r} does not exist; give a local folder or file.")
 
     def processes(self) -> None:
         """Under a launcher, the number of processes is the configured one."""

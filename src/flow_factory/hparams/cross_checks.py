@@ -274,6 +274,11 @@ class _Checker:
             self._unavailable(("model", "attn_backend"))
         if self.config.acceleration_args.shared:
             self._unavailable(("acceleration", "shared"))
+        if self.config.acceleration_args.rollout and self.args.paradigm != "coupled":
+            self._unavailable(("acceleration", "rollout"))
+        for name in ("process_index", "local_process_index"):
+            if getattr(self.config, name) is not None:
+                self.add((name,), "is set by the launcher for each process and cannot be given; remove it.")
         for index, optimizer in enumerate(self.config.optimizer_args):
             if optimizer.update_frequency != 1:
                 self._unavailable(("optimizers", index, "update_frequency"))

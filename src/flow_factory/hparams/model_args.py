@@ -40,7 +40,7 @@ class ModelArguments(Section):
     lora_adapter_name: str = option("default", "Name of the trained LoRA adapter.")
     resume_path: str | None = option(None, "Weights to start from (not a run to go on with: that is train.resume).")
     resume_type: Literal["lora", "full", "state"] | None = option(
-        None, "What resume_path holds: an exported LoRA, full weights, or a training state; null: found out."
+        None, "What resume_path holds: an exported LoRA or full weights; null: found out. (state: see train.resume.)"
     )
     attn_backend: str | None = option(None, "diffusers attention backend such as native or flash; null: its default.")
 
@@ -52,6 +52,12 @@ class ModelArguments(Section):
                 raise FieldError(name, "is empty; give a value.")
         if self.resume_type is not None and self.resume_path is None:
             raise FieldError("resume_type", "has no effect without resume_path; give the path, or remove it.")
+        if self.resume_type == "state":
+            raise FieldError(
+                "resume_type",
+                "is not read from resume_path: a run's whole state is gone on with by train.resume: PATH. To start "
+                "from its weights alone, give the checkpoint's folder lora or full.",
+            )
         if self.resume_type == "lora" and self.finetune_type == "full":
             raise FieldError(
                 "resume_type",

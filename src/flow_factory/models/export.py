@@ -69,7 +69,7 @@ def load_full(component: str, module: nn.Module, folder: str | Path) -> None:
     Raises:
         InputError: If the folder or its weights do not fit.
     """
-    path = Path(folder) / component
+    path = Path(folder).expanduser() / component
     if not path.is_dir():
         raise InputError(f"model.resume_path: {str(folder)!r} has no folder {component!r} with full weights.")
     files = sorted(path.glob("*.safetensors"))

@@ -53,13 +53,13 @@ def make_weights(
 
 
 def resume_kind(config: Arguments, components: Sequence[str]) -> str | None:
-    """What `model.resume_path` holds: "lora", "full", or None if these weights are not read here."""
+    """What `model.resume_path` holds: "lora", "full", or None if it is not given."""
     model = config.model_args
-    if model.resume_path is None or model.resume_type == "state":
+    if model.resume_path is None:
         return None
     if model.resume_type is not None:
         return model.resume_type
-    return "full" if any((Path(model.resume_path) / name).is_dir() for name in components) else "lora"
+    return "full" if any((Path(model.resume_path).expanduser() / name).is_dir() for name in components) else "lora"
 
 
 @torch.no_grad()

@@ -294,7 +294,7 @@ def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window:
         width=arguments.resolution[1],
         dynamics=scheduler.dynamics_type,
         log_prob_normalised=scheduler.log_prob_normalised,
-        storage_dtype=STORAGE_DTYPES[arguments.latent_storage_dtype],
+        storage_dtype=STORAGE_DTYPES[arguments.latent_storage_dtype or "fp32"],
     )
 
 

@@ -29,7 +29,8 @@ class TrainingArguments(CommonTrainingArguments):
     guidance_scale: float = option(3.5, "Guidance scale of the rollout; models with CFG use it when above 1.")
     offload_samples_to_cpu: bool = option(False, "Keep stored trajectories on the CPU between rollout and training.")
     latent_storage_dtype: StorageDType | None = option(
-        "fp32", "dtype of stored latents. Below fp32 the first ratio is exact still, as states are rounded before use."
+        "fp32",
+        "dtype of stored latents; null: fp32. Below it the first ratio is exact still: states are rounded before use.",
     )
     shuffle_samples: bool = option(True, "Shuffle a cycle's samples before they are cut into micro-batches.")
 
