@@ -69,6 +69,8 @@ def test_jsonl(tmp_path: Path) -> None:
         ('{"prompt": "a", "negative_prompt": ["b"]}', '"negative_prompt" is a list'),
         ('{"prompt": "a", "prompt": "b"}', '"prompt" is given twice'),
         ('{"prompt": "a", "score": NaN}', "NaN is not JSON"),
+        ('{"prompt": "a", "deep": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"prompt": "a", "big": ' + "9" * 5000 + "}", "a number has too many digits"),
         ('{"prompt": "a", "image": 3}', '"image" must be a path or a list of paths, not 3'),
         ('{"prompt": "a", "image": "x", "images": ["y"]}', "fills the slot 'image' a second time"),
     ],
@@ -86,6 +88,14 @@ def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(b"good\ncaf\xe9\n")
     with pytest.raises(InputError, match=r"train\.txt:2: not UTF-8"):
+        read_prompts(path)
+
+
+def test_lines_that_end_with_a_carriage_return_alone(tmp_path: Path) -> None:
+    """A file with the line ends of old systems is not taken for one long prompt."""
+    path = tmp_path / "train.txt"
+    path.write_bytes(b"one\rtwo\rthree\r")
+    with pytest.raises(InputError, match=r"train\.txt:1: a carriage return inside a line"):
         read_prompts(path)
 
 

@@ -90,6 +90,13 @@ def test_anchors_and_merge_keys() -> None:
         ("a: &x [*x]\n", ["run.yaml:1", "contains itself"]),
         ("? [1, 2]\n: 3\n", ["run.yaml:1", "keys must be plain words"]),
         ("a: *nothing\n", ["run.yaml:1", "not valid YAML"]),
+        ("a: &x {<<: *x}\n", ["run.yaml", "nested too deeply"]),
+        ("a: " + "[" * 3000 + "]" * 3000, ["run.yaml", "nested too deeply"]),
+        (
+            "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
+            + "".join(f"{n}: &{n} [{', '.join([f'*{m}'] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)),
+            ["run.yaml", "more than 100000 values"],
+        ),
     ],
 )
 def test_what_is_not_plain_data_is_refused(text: str, words: list[str]) -> None:

@@ -73,7 +73,7 @@ def find_prompt_file(dataset_dir: str | Path, split: str) -> Path:
     if len(found) > 1:
         raise InputError(f"both {found[0]} and {found[1]} exist; keep one of them.")
     if not found:
-        splits = sorted(path.name for path in folder.iterdir() if path.suffix in (".txt", ".jsonl"))
+        splits = sorted(p.name for p in folder.iterdir() if p.suffix in (".txt", ".jsonl") and p.is_file())
         near = difflib.get_close_matches(split, [Path(name).stem for name in splits], n=1)
         hint = f" Did you mean split {near[0]!r}?" if near else ""
         raise InputError(
@@ -124,6 +124,8 @@ def read_prompts(path: str | Path, io: PipelineIOContract | None = None) -> list
             text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
             raise InputError(f"{place}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8.") from error
+        if "\r" in text and path.suffix == ".txt":  # whole files of such lines would be one prompt
+            raise InputError(f"{place}: a carriage return inside a line; end lines with a line feed (LF or CR LF).")
         if text:
             row = parse(text, number, place, io)
             _check_required(row, place, io)
@@ -177,6 +179,10 @@ def _parse_json(text: str, line: int, place: str, io: PipelineIOContract | None)
         ) from error
     except _BadValue as error:
         raise InputError(f"{place}: {error}") from error
+    except RecursionError as error:
+        raise InputError(f"{place}: lists or objects are nested too deeply to be read; flatten them.") from error
+    except ValueError as error:  # Python refuses to read integers of thousands of digits
+        raise InputError(f"{place}: a number has too many digits; write it as a string.") from error
     if not isinstance(row, dict):
         raise InputError(f'{place}: a {_kind(row)} instead of an object; write {{"prompt": "..."}}.')
     if "prompt" not in row:

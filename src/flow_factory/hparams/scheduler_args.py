@@ -50,7 +50,7 @@ class SchedulerArguments(Section):
             if not steps:
                 raise FieldError("sde_steps", "is empty; list at least one grid index, or write null for the default.")
             if len(set(steps)) != len(steps):
-                raise FieldError("sde_steps", f"{steps} names an index twice; list each once.")
+                raise FieldError("sde_steps", "names an index twice; list each once.")
             self.sde_steps = sorted(steps)
             if self.num_sde_steps is not None and self.num_sde_steps > len(steps):
                 raise FieldError(

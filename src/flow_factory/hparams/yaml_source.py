@@ -24,6 +24,8 @@ _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _SPECIAL = {".nan": "nan", ".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
 _STANDARD_TAGS = "tag:yaml.org,2002:"
+# A few anchors that name each other ten times over stand for billions of values; no run needs a thousandth of this.
+_MAX_VALUES = 100_000
 _KNOWN_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "merge", "timestamp", "value"}
 
 
@@ -138,14 +140,18 @@ def parse_yaml(text: str, name: str, prefix: Path = (), place: str | None = None
         place: A fixed place for all values instead of `name:line` (for overrides).
 
     Raises:
-        ConfigError: On a syntax error, a duplicate key (with both lines), or a tag that is not plain data.
+        ConfigError: On a syntax error, a duplicate key (with both lines), a tag that is not plain data, or values that
+            are nested too deeply or are too many.
     """
+    reader = _NodeReader(name, place)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        value = reader.read(node, prefix) if node is not None else None
     except yaml.YAMLError as error:
         raise ConfigError([_syntax_problem(error, name, place)]) from error
-    reader = _NodeReader(name, place)
-    value = reader.read(node, prefix) if node is not None else None
+    except RecursionError as error:
+        message = "lists or mappings are nested too deeply to be read; no section needs more than a few levels."
+        raise ConfigError([Problem((), message, place or name)]) from error
     if reader.problems:
         raise ConfigError(reader.problems)
     return value, reader.entries
@@ -173,6 +179,9 @@ class _NodeReader:
             return None
         text = node.value if isinstance(node, yaml.ScalarNode) else None
         self.entries[path] = Origin(self.place(node), text)
+        if len(self.entries) > _MAX_VALUES:
+            message = f"stands for more than {_MAX_VALUES} values, through its anchors; write out what is meant."
+            raise ConfigError([Problem(path[:1], message, self.place(node))])
         if isinstance(node, yaml.ScalarNode):
             return resolve_plain(node.value) if node.style is None else node.value
         if id(node) in self._open:
