@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -90,12 +92,15 @@ def import_dotted(path: str, kind: str = "object", field: str = "") -> Any:
     """Imports `package.module.name`.
 
     Raises:
-        InputError: If the module or the name in it does not exist. An error *inside* the module is raised as it is.
+        InputError: If the module or the name in it does not exist, or the module itself fails.
     """
     place = f" ({field})" if field else ""
     module_name, _, name = path.rpartition(".")
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        raise InputError(f"{kind} {path!r}{place} is not a dotted path; write it as package.module.name.")
     try:
-        module = importlib.import_module(module_name)
+        with naming_import_errors(f"{kind} {path!r}{place}", module_name):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # Only a missing piece of the path itself is the user's typo; a missing dependency of that module is not.
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
@@ -111,13 +116,44 @@ def import_dotted(path: str, kind: str = "object", field: str = "") -> Any:
     return getattr(module, name)
 
 
+@contextmanager
+def naming_import_errors(what: str, module: str | None = None) -> Iterator[None]:
+    """Turns whatever somebody's module raises while it is imported into an error that names its file and line.
+
+    Args:
+        what: What is imported and which field asked for it, for the message.
+        module: The module's dotted name; a `ModuleNotFoundError` for a part of it passes as it is, since then the name
+            is wrong and not the module.
+
+    Raises:
+        InputError: If the module fails. A `SystemExit` counts: a script must not end the run without a word.
+    """
+    try:
+        yield
+    except (InputError, KeyboardInterrupt):
+        raise
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and module is not None and f"{module}.".startswith(f"{missing}."):
+            raise
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}:{error.lineno}"
+        else:
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+            place = f"{frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else "it"
+        said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+        hint = f"; install {missing!r} or put its folder on PYTHONPATH" if missing is not None else ""
+        raise InputError(f"{what} cannot be imported: {place} raised {said}{hint}.") from error
+
+
 def load_plugins(names: Iterable[str] = ()) -> None:
     """Imports third-party packages that announce themselves under the entry-point group `flow_factory.plugins`."""
     global _plugins_loaded
     if not _plugins_loaded:
         _plugins_loaded = True
         for point in entry_points(group=PLUGIN_GROUP):
-            point.load()
+            with naming_import_errors(f"installed plugin {point.name!r} ({point.value})"):
+                point.load()
     for name in names:
         importlib.import_module(name)
 

@@ -338,6 +338,18 @@ def test_two_arguments_classes_cannot_share_a_key() -> None:
         register_training_args("grpo")(OutsideArguments)
 
 
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_plugin_that_fails_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_file: bool
+) -> None:
+    """Whatever a plugin raises while it is imported is wrong input, and says where."""
+    file = tmp_path / "failing_plugin.py"
+    file.write_text("x = 1\nraise KeyError('y')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"plugins: .*failing_plugin.*failing_plugin\.py:2 raised KeyError: 'y'"):
+        load({"plugins": [str(file) if as_file else "failing_plugin"]})
+
+
 def test_plugins_are_imported_before_keys_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = tmp_path / "my_plugin.py"
     plugin.write_text(

@@ -34,6 +34,8 @@ def test_dotted_path_and_keys() -> None:
         ("tests.rewards.helpers.PixelRewrd", "has no 'PixelRewrd'. Did you mean PixelReward"),
         ("tests.no_such_module.Reward", "there is no module 'tests.no_such_module'"),
         ("tests.rewards.helpers.make_sample", "not a reward class; subclass"),
+        ("tests..helpers.PixelReward", "is not a dotted path"),
+        (".PixelReward", "is not a dotted path"),
     ],
 )
 def test_reward_class_that_does_not_exist(key: str, said: str) -> None:
@@ -41,6 +43,25 @@ def test_reward_class_that_does_not_exist(key: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
         build_reward_model(config(reward_model=key))
     assert said in str(caught.value) and key in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ndef (\n", ":2 raised SyntaxError"),
+        ("x = 1\n\nraise RuntimeError('boom')\n", ":3 raised RuntimeError: boom"),
+        ("import sys\nsys.exit(5)\n", ":2 raised SystemExit: 5"),
+        ("import no_such_package_here\n", "install 'no_such_package_here' or put its folder on PYTHONPATH"),
+    ],
+)
+def test_a_module_that_fails_is_named_with_its_line(tmp_path, monkeypatch, text: str, said: str) -> None:
+    """Nothing that a reward's own module does while it is imported ends in a traceback or in silence."""
+    (tmp_path / "failing_rewards.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as caught:
+        get_reward_class("failing_rewards.Mine")
+    assert said in str(caught.value) and "failing_rewards" in str(caught.value)
+    assert "failing_rewards.py" in str(caught.value)
 
 
 def test_base_class_itself_is_refused() -> None:
@@ -108,6 +129,29 @@ class Broken(PointwiseRewardModel):
 
     def score(self, samples):
         return []
+
+
+class Leaves(Broken):
+    """Ends the process."""
+
+    def __init__(self, config) -> None:
+        sys.exit(7)
+
+
+class Forgets(Broken):
+    """Does not call the base class's constructor."""
+
+    def __init__(self, config) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("Leaves", "could not be built: SystemExit: 7"), ("Forgets", r"super\(\).__init__\(config\)")]
+)
+def test_constructors_that_go_wrong_in_other_ways(name: str, said: str) -> None:
+    """A constructor that exits, or leaves the reward without its name, is an error that says so."""
+    with pytest.raises(RunError, match=rf"reward 'r' \(.*{name}\) .*{said}"):
+        build_reward_model(config(reward_model=f"{__name__}.{name}"))
 
 
 def test_broken_constructor_is_named() -> None:

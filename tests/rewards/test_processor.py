@@ -114,6 +114,12 @@ def test_an_exception_in_a_reward_names_it() -> None:
         RewardProcessor(models=[returning(ZeroDivisionError("by zero"))]).score([make_sample(0)])
 
 
+def test_a_reward_that_exits_names_itself() -> None:
+    """`sys.exit()` inside a judge does not end the run in silence with the judge's exit code."""
+    with pytest.raises(RunError, match=r"reward 'r' .* raised SystemExit: 3"):
+        RewardProcessor(models=[returning(SystemExit(3))]).score([make_sample(0)])
+
+
 def test_applicable_datasets_and_weights() -> None:
     """Masks: a reward that does not apply is absent, not None and not 0; weights may differ by dataset."""
     only_b = PixelReward(config("only_b", applicable_datasets=["b"], weight=3.0))

@@ -31,6 +31,7 @@ from flow_factory.hparams.training_args import (
 )
 from flow_factory.hparams.validation import validate_section
 from flow_factory.hparams.yaml_source import Origin, Origins, apply_overrides, read_yaml_file
+from flow_factory.registry import naming_import_errors
 
 
 def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Arguments:
@@ -89,17 +90,18 @@ def import_plugins(plugins: Sequence[str]) -> None:
     """Imports plugin modules and files so that their registrations take effect. A file is imported once.
 
     Raises:
-        InputError: If there is no such module or file. An error inside a plugin is raised as it is.
+        InputError: If there is no such module or file, or it fails.
     """
     for plugin in plugins:
         if plugin.endswith(".py") or "/" in plugin:
             _import_file(plugin)
             continue
+        if not all(part.isidentifier() for part in plugin.split(".")):
+            raise InputError(f"plugins: {plugin!r} is neither a dotted module name nor the path of a .py file.")
         try:
-            importlib.import_module(plugin)
+            with naming_import_errors(f"plugins: module {plugin!r}", plugin):
+                importlib.import_module(plugin)
         except ModuleNotFoundError as error:
-            if error.name is None or not f"{plugin}.".startswith(f"{error.name}."):
-                raise
             raise InputError(
                 f"plugins: there is no module {plugin!r}; check the spelling, put its folder on PYTHONPATH, or give "
                 f"the path of a .py file."
@@ -122,7 +124,8 @@ def _import_file(plugin: str) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with naming_import_errors(f"plugins: {plugin!r}"):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

@@ -85,18 +85,19 @@ def build_reward_model(config: RewardArguments, device: str = "cpu") -> BaseRewa
     """
     check_reward_config(config)
     reward_class = get_reward_class(config.reward_model or "")
+    what = f"reward {config.name!r} ({reward_class.__module__}.{reward_class.__qualname__})"
     wanted = config.device
     if wanted == "auto" or (wanted == "cuda" and device.startswith("cuda")):
         wanted = device
     try:
-        return reward_class(dataclasses.replace(config, device=wanted))
+        model = reward_class(dataclasses.replace(config, device=wanted))
     except (FlowFactoryError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise RunError(
-            f"reward {config.name!r} ({reward_class.__module__}.{reward_class.__qualname__}) could not be built: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise RunError(f"{what} could not be built: {type(error).__name__}: {error}") from error
+    if not hasattr(model, "name") or not hasattr(model, "config"):
+        raise RunError(f"{what} was built without its name: begin its __init__ with super().__init__(config).")
+    return model
 
 
 def build_reward_models(

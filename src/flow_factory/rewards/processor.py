@@ -141,7 +141,7 @@ class RewardProcessor:
             return [None] * len(samples)
         except FlowFactoryError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a judge that calls sys.exit() must not end the run without a word
             raise RunError(
                 f"reward {name!r} ({class_path(model)}) raised {type(error).__name__}: {error} (while scoring "
                 f"{len(samples)} samples, first prompt {samples[0].prompt!r})."
