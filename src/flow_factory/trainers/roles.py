@@ -6,6 +6,7 @@ surrogate), of which one is active at a time.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class RoleOptimizer:
     use_grad_scaler: bool = False
     optimizer_step: int = 0
     pending: int = 0
-    _sums: dict[str, float] = field(default_factory=dict)
+    _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
     _maxima: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,7 +97,8 @@ class RoleOptimizer:
 
         Args:
             loss: Scalar loss of the term, not yet divided by the window.
-            metrics: Numbers to average over the window; a name that ends in "_max" is maximised instead.
+            metrics: Numbers to average over the terms of the window that have them; a name that ends in "_max" is
+                maximised instead. Terms and ranks may have different names.
             accumulation_steps: Loss terms per optimizer step.
             measure_change: Also report `param_change_norm`, the L2 norm of the parameters' change.
             deadline_passed: This rank's signal deadline has passed; shared with the others in the same collective.
@@ -119,9 +121,10 @@ class RoleOptimizer:
         for name, value in metrics.items():
             number = float(value)
             if name.endswith("_max"):
-                self._maxima[name] = max(self._maxima.get(name, -math.inf), number)
+                self._maxima[name] = _larger(self._maxima.get(name, -math.inf), number)
             else:
-                self._sums[name] = self._sums.get(name, 0.0) + number
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = (total + number, count + 1)
 
     def _step(self, measure_change: bool, deadline_passed: bool) -> UpdateReport:
         parameters = list(self.parameters.values())
@@ -163,13 +166,14 @@ class RoleOptimizer:
 
     def _collect(self) -> tuple[dict[str, float], dict[str, float]]:
         """Means and maxima over the window and over ranks."""
-        names = sorted(self._sums)
-        sums = torch.tensor([self._sums[n] / self.pending for n in names], dtype=torch.float64)
-        rows = self.comm.gather_rows(sums[None])
-        means = dict(zip(names, rows.mean(0).tolist(), strict=True))
-        peaks = sorted(self._maxima)
-        tops = self.comm.gather_rows(torch.tensor([[self._maxima[n] for n in peaks]], dtype=torch.float64))
-        return means, dict(zip(peaks, tops.max(0).values.tolist(), strict=True)) if peaks else {}
+        ranks = self.comm.gather_objects({"sums": self._sums, "maxima": self._maxima})
+        means: dict[str, float] = {}
+        for name in sorted({name for rank in ranks for name in rank["sums"]}):
+            totals, counts = zip(*(rank["sums"][name] for rank in ranks if name in rank["sums"]), strict=True)
+            means[name] = sum(totals) / sum(counts)
+        peaks = sorted({name for rank in ranks for name in rank["maxima"]})
+        maxima = {n: functools.reduce(_larger, (r["maxima"].get(n, -math.inf) for r in ranks)) for n in peaks}
+        return means, maxima
 
     def _watched(self) -> list[nn.Parameter]:
         parameters = list(self.parameters.values())
@@ -203,6 +207,11 @@ class RoleOptimizer:
         for name, optimizer in self.optimizers.items():
             load_optimizer_state(optimizer, names, state["optimizers"][name])
         self.scaler.load_state_dict(dict(state["scaler"]))
+
+
+def _larger(a: float, b: float) -> float:
+    """The larger number, and NaN if there is one: `max` would lose it."""
+    return math.nan if math.isnan(a) or math.isnan(b) else max(a, b)
 
 
 @dataclass(frozen=True)
