@@ -48,6 +48,14 @@ def test_dataset_trainer_resumes_between_epochs_and_inside_one(tiny_sd3_dir: Pat
     assert second.batches_seen + first.batches_seen == whole.batches_seen  # type: ignore[attr-defined]
 
 
+def test_the_learning_rate_decays_over_all_steps_of_all_epochs(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """Two epochs of two updates: not over two steps, as many as there are epochs."""
+    train = {**OFFLINE["train"], "lr_scheduler": "linear"}  # type: ignore[dict-item]
+    make_trainer(tiny_sd3_dir, tmp_path, {**OFFLINE, "train": train}).start()
+    rates = [row["default/learning_rate"] for row in metrics(tmp_path) if row["kind"] == "update"]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
 def test_failing_batch_leaves_the_epoch(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     trainer = make_trainer(tiny_sd3_dir, tmp_path, OFFLINE)
     trainer.fail_at = 3  # type: ignore[attr-defined]

@@ -77,7 +77,9 @@ class BaseTrainer(TrainerVerbs, ABC):
         for line in setup.describe_run(config, self.adapter, self.geometry, self.sde_steps, self.comm, self.run_dir):
             self.tracker.display.line(line)
         self.dataloader, self.source_loaders = self._build_train_dataloader()
-        self.roles: RoleOptimizationCoordinator = setup.build_roles(config, self.adapter, self.geometry, self.comm)
+        self.roles: RoleOptimizationCoordinator = setup.build_roles(
+            config, self.adapter, self.geometry, self.comm, self.dataloader
+        )
         self.optimizer = next(iter(self.roles.primary.optimizers.values()))
         self.reward_buffer: RewardBuffer | None = None
         self.advantage_processor = None

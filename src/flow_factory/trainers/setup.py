@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flow_factory.contracts import ExecutionContract
+from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments, DatasetEvalSpec
 from flow_factory.hparams.cross_checks import check_world_size
 from flow_factory.hparams.geometry import Geometry, plan_geometry
@@ -133,21 +134,47 @@ def build_prompt_loader(
     return build_prompt_loaders(config, adapter, comm, geometry)
 
 
-def total_optimizer_steps(config: Arguments, steps_per_cycle: int) -> int | None:
-    """Length of the run in optimizer steps, if it has an end."""
+def total_optimizer_steps(config: Arguments, steps_per_cycle: int | None) -> int | None:
+    """Length of the run in optimizer steps, if it has an end that is known."""
     arguments = config.training_args
-    ends = [] if arguments.max_epochs is None else [arguments.max_epochs * steps_per_cycle]
+    ends = []
+    if arguments.max_epochs is not None and steps_per_cycle is not None:
+        ends.append(arguments.max_epochs * steps_per_cycle)
     ends += [] if arguments.max_steps is None else [arguments.max_steps]
     return min(ends) if ends else None
 
 
-def build_roles(config: Arguments, adapter: BaseAdapter, geometry: Geometry, comm: Comm) -> RoleOptimizationCoordinator:
+def updates_per_cycle(config: Arguments, geometry: Geometry, dataloader: Any) -> int | None:
+    """Optimizer steps of a cycle: planned for generated samples, counted off the loader for stored examples.
+
+    Returns:
+        The number, or None if the loader does not tell its length and nothing depends on it.
+
+    Raises:
+        InputError: If a learning rate decays to the end of data epochs whose length the loader does not tell.
+    """
+    if config.training_args.execution_contract.generates:
+        return geometry.updates_per_cycle
+    try:
+        return max(1, len(dataloader) // geometry.accumulation_steps)
+    except TypeError:
+        if config.training_args.max_steps is None and config.training_args.lr_scheduler != "constant":
+            raise InputError(
+                f"train.lr_scheduler: {config.training_args.lr_scheduler!r} decays to the end of the run, but the "
+                f"training loader has no length; set train.max_steps, or use lr_scheduler: constant."
+            ) from None
+        return None
+
+
+def build_roles(
+    config: Arguments, adapter: BaseAdapter, geometry: Geometry, comm: Comm, dataloader: Any
+) -> RoleOptimizationCoordinator:
     """One optimizer per trainable role, from the `optimizers:` entries (or the short form in `train:`)."""
     from flow_factory.trainers.optim import build_optimizers, learning_rate_schedule
     from flow_factory.trainers.roles import RoleOptimizationCoordinator, RoleOptimizer
 
     roles = {}
-    total = total_optimizer_steps(config, geometry.updates_per_cycle)
+    total = total_optimizer_steps(config, updates_per_cycle(config, geometry, dataloader))
     for role in type(config.training_args).required_trainable_roles:
         entry = config.optimizer_for(role)
         parameters = adapter.trainable_parameters(role)
