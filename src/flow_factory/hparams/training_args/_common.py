@@ -54,7 +54,10 @@ class CommonTrainingArguments(Section):
     max_epochs: PositiveInt | None = option(
         None, "Stop after so many cycles (data epochs offline); null: until stopped."
     )
-    max_steps: PositiveInt | None = option(None, "Stop after so many optimizer steps; null: no such limit.")
+    max_steps: PositiveInt | None = option(
+        None,
+        "Stop at the end of the cycle that reaches so many optimizer steps (offline: at that step); null: no such limit.",
+    )
     per_device_batch_size: PositiveInt = option(1, "B: samples generated and trained together on one device.")
     max_grad_norm: PositiveFloat | None = option(1.0, "Gradient norm above which gradients are scaled down; null: off.")
     seed: int = option(42, "Seed of everything that is drawn.")
