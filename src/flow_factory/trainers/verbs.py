@@ -218,6 +218,8 @@ class TrainerVerbs:
         for name in ("ratio_deviation_max", "param_change_norm", "grad_norm", "clip_fraction", "kl"):
             if name in metrics:
                 self._cycle_metrics[f"first_update/{name}"] = metrics[name]
+        if not self.comm.is_main:
+            return  # the numbers are those of all ranks; one warning is enough
         self._warn_if_off_policy(metrics.get("ratio_deviation_max", 0.0))
         if metrics.get("param_change_norm") == 0.0 and metrics["learning_rate"] > 0:
             logger.warning(

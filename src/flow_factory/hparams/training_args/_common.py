@@ -56,7 +56,7 @@ class CommonTrainingArguments(Section):
     )
     max_steps: PositiveInt | None = option(
         None,
-        "Stop at the end of the cycle that reaches so many optimizer steps (offline: at that step); null: no such limit.",
+        "Stop after the cycle that reaches so many optimizer steps (offline: at that step); null: no such limit.",
     )
     per_device_batch_size: PositiveInt = option(1, "B: samples generated and trained together on one device.")
     max_grad_norm: PositiveFloat | None = option(1.0, "Gradient norm above which gradients are scaled down; null: off.")
