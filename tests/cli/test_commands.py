@@ -15,6 +15,7 @@ from flow_factory.cli import static_checks
 from flow_factory.cli.static_checks import check_statically
 from flow_factory.errors import InputError, Interrupted, RunError
 from flow_factory.hparams import ConfigError, builtin_names, load_config
+from flow_factory.tracking.backends import BACKENDS
 from tests.hparams.helpers import load
 from tests.hparams.test_imports_and_examples import HEAVY
 from tests.hparams.test_models_and_builtins import make_folder
@@ -198,6 +199,30 @@ def test_static_checks_report_everything_at_once(project: Path, monkeypatch: pyt
     ):
         assert words in text
     assert len(caught.value.problems) == 6
+
+
+def test_what_a_run_would_write_is_checked_too(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's name, its folders, its tracker and an estimator that is no function, without creating anything."""
+    (project / "file").write_text("")
+    (project / "estimators.py").write_text("VALUE = 3\n")
+    monkeypatch.syspath_prepend(project)
+    monkeypatch.setitem(BACKENDS, "wandb", ("no_such_package_here", "pip install it"))
+    with pytest.raises(ConfigError) as caught:
+        in_project(
+            project,
+            monkeypatch,
+            "log.run_name=a/b",
+            "log.save_dir=file/runs",
+            "data.cache_dir=file",
+            "log.logging_backend=wandb",
+            "train.advantage_aggregation=estimators.VALUE",
+        )
+    text = str(caught.value)
+    for words in ("'a/b'", "log.save_dir", "data.cache_dir", "'no_such_package_here'", "is 3, not a function"):
+        assert words in text
+    assert len(caught.value.problems) == 5
+    in_project(project, monkeypatch, "log.save_dir=new/runs", "data.cache_dir=new/cache")
+    assert not (project / "new").exists()
 
 
 def test_a_cycle_cannot_draw_more_prompts_than_there_are(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from flow_factory.contracts import Modality
 from flow_factory.data_utils.condition_cache import ConditionCache
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord
-from flow_factory.errors import InputError
+from flow_factory.errors import InputError, RunError
 from tests.data_utils.helpers import FakeAdapter, FakeCondition
 
 IDENTITY = {"encoder": "e1", "dtype": "bf16", "max_length": "77"}
@@ -188,13 +188,21 @@ def test_an_interrupted_write_leaves_nothing_half(tmp_path: Path, monkeypatch: p
     cache = make_cache(tmp_path, FakeAdapter(), batch_size=1, shard_rows=1)
     cache.prepare([record("a")])
     monkeypatch.setattr(module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunError, match=r"disk full.*data\.cache_dir"):
         cache.prepare([record("a"), record("b")])
     monkeypatch.undo()
     assert len(list(cache.folder.iterdir())) == 2  # the first shard and identity.json
     adapter = FakeAdapter()
     make_cache(tmp_path, adapter).prepare([record("a"), record("b")])
     assert adapter.encoded == [["b"]]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The path of the cache leads through a file: the field and the remedy, not the operating system's words alone."""
+    (tmp_path / "file").write_text("")
+    cache = make_cache(tmp_path / "file" / "cache", FakeAdapter())
+    with pytest.raises(InputError, match=r"condition cache .*cannot be written: Not a directory.*data\.cache_dir"):
+        cache.prepare([record()])
 
 
 def test_foreign_files_are_not_read(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_default_names_tell_trainer_model_and_time(make_config, tmp_path):
     assert first != second and first.parent == second.parent == tmp_path / "save"
 
 
-@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "/abs", "a\\b"])
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "/abs", "a\\b", "a\nb", "x" * 256, "\0"])
 def test_a_run_name_is_one_folder(make_config, name):
     with pytest.raises(InputError, match=r"log\.run_name"):
         prepare_run_folder(make_config(log={"run_name": name}))

@@ -34,6 +34,8 @@ from flow_factory.hparams.local_model import inspect_local_model
 from flow_factory.registry import import_dotted
 from flow_factory.rewards.build import check_reward_config
 from flow_factory.rewards.registry import reward_keys
+from flow_factory.tracking.backends import require_backend
+from flow_factory.tracking.run_folder import check_run_name
 
 
 @dataclass
@@ -165,7 +167,10 @@ class _StaticChecker:
                 self.report.lines.append(f"{section}: {reward.name} = {reward.reward_model}, weight {reward.weight}")
         aggregation = getattr(self.config.training_args, "advantage_aggregation", "")
         if "." in aggregation:
-            self._named(("train", "advantage_aggregation"), aggregation, [], "advantage estimator")
+            path: ConfigPath = ("train", "advantage_aggregation")
+            known = self._named(path, aggregation, [], "advantage estimator")
+            if known and not callable(import_dotted(aggregation)):
+                self._add(path, f"{aggregation!r} is {import_dotted(aggregation)!r}, not a function; give one.")
 
     def _reward(self, path: ConfigPath, reward: RewardArguments) -> None:
         key = reward.reward_model or ""
@@ -197,7 +202,19 @@ class _StaticChecker:
         return False
 
     def paths(self) -> None:
-        """Paths to resume from."""
+        """The run's name and tracker, the folders it writes to, and paths to resume from."""
+        log = self.config.log_args
+        try:
+            if log.run_name is not None:
+                check_run_name(log.run_name)
+        except InputError as error:
+            self._add(("log", "run_name"), str(error))
+        try:
+            require_backend(log.logging_backend)
+        except InputError as error:
+            self._add(("log", "logging_backend"), str(error))
+        self._writable(("log", "save_dir"), log.save_dir)
+        self._writable(("data", "cache_dir"), self.config.data_args.cache_dir)
         resume = self.config.training_args.resume
         if resume not in ("auto", "never") and not Path(resume).expanduser().exists():
             close = nearest(resume, ["auto", "never"])
@@ -208,6 +225,16 @@ class _StaticChecker:
         weights = self.config.model_args.resume_path
         if weights is not None and not Path(weights).expanduser().exists():
             self._add(("model", "resume_path"), f"{weights!r} does not exist; give a local folder or file.")
+
+    def _writable(self, path: ConfigPath, given: str) -> None:
+        """A folder that the run creates, or writes into if it is there; nothing is created here."""
+        folder = Path(given).expanduser().absolute()
+        while not os.path.lexists(folder) and folder != folder.parent:
+            folder = folder.parent
+        if not folder.is_dir():
+            self._add(path, f"{given!r} cannot be a folder, since {folder} is not one; give another path.")
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            self._add(path, f"nothing can be written in {folder}; give another path, or make it writable.")
 
     def processes(self) -> None:
         """Under a launcher, the number of processes is the configured one."""

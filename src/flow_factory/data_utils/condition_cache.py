@@ -8,6 +8,7 @@ each row carries a checksum.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from flow_factory.data_utils.prompt_dataset import PromptRecord, hash_parts
 from flow_factory.distributed import Comm
-from flow_factory.errors import InputError
+from flow_factory.errors import FlowFactoryError, InputError, RunError
 from flow_factory.samples import Condition
 
 logger = logging.getLogger(__name__)
@@ -129,9 +130,12 @@ class ConditionCache:
         position, count = share or (comm.rank, comm.world_size)
         wanted = {self.key(record): record for record in records}
         error: BaseException | None = None
-        if force and position == 0 and self.folder.exists():
-            shutil.rmtree(self.folder)
-        comm.barrier()
+        try:
+            if force and position == 0 and self.folder.exists():
+                shutil.rmtree(self.folder)
+        except OSError as failure:
+            error = _unwritable(self.folder, failure)
+        comm.raise_together(error)
         missing: list[str] = []
         try:
             self._rescan()
@@ -205,6 +209,12 @@ class ConditionCache:
         return None
 
     def _write(self, rows: Mapping[str, Condition]) -> None:
+        try:
+            self._write_shard(rows)
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+    def _write_shard(self, rows: Mapping[str, Condition]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         note = self.folder / "identity.json"
         if not note.exists():
@@ -297,6 +307,15 @@ def _replace_file(target: Path, write: Callable[[Path], Any]) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> FlowFactoryError:
+    given = (errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+    kind = InputError if error.errno in given else RunError
+    return kind(
+        f"the condition cache {folder} cannot be written: {error.strerror or error}. Give another data.cache_dir, or "
+        f"make room and start again."
+    )
 
 
 def _corrupted(path: Path, error: Exception) -> InputError:

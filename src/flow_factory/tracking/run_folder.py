@@ -48,6 +48,8 @@ _ATTEMPT_FILES = re.compile(
     r"|inputs(\.\d+)?\.json|samples|failed_samples|trackers)$"
 )
 
+_MAX_NAME_BYTES = 255
+
 _locks: dict[Path, int] = {}
 
 
@@ -155,6 +157,21 @@ def locate_checkpoint(given: str | os.PathLike[str]) -> Path:
     return path
 
 
+def check_run_name(name: str) -> None:
+    """Checks that a run's name can be the name of a folder.
+
+    Raises:
+        InputError: If it is empty, a path, too long for file systems, or holds control characters.
+    """
+    if not name.strip() or name in (".", "..") or re.search(r"[/\\]", name) or not name.isprintable():
+        raise InputError(f"log.run_name is {name!r}; it must be one folder name (log.save_dir holds the path to it).")
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if size > _MAX_NAME_BYTES:
+        raise InputError(
+            f"log.run_name is {size} bytes long ({name[:40]!r}...); file systems take at most {_MAX_NAME_BYTES}."
+        )
+
+
 def holds_run(folder: Path) -> bool:
     """Whether a folder holds results of a run; an attempt that failed while its model was loading left none."""
     metrics = folder / METRICS
@@ -255,10 +272,7 @@ def write_once(path: Path, text: str) -> None:
 def _folder_of(config: Arguments) -> Path:
     save_dir, name = Path(config.log_args.save_dir).expanduser(), config.log_args.run_name
     if name is not None:
-        if not name.strip() or name in (".", "..") or re.search(r"[/\\\0]", name):
-            raise InputError(
-                f"log.run_name is {name!r}; it must be one folder name (log.save_dir holds the path to it)."
-            )
+        check_run_name(name)
         return save_dir / name
     base = default_run_name(config)
     name, number = base, 1
