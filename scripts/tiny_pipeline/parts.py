@@ -24,6 +24,7 @@ from flow_factory.rewards.shapes_world import BACKGROUNDS, COLOURS, COUNT_WORDS,
 CAPTION_TOKENS = 16
 """Tokens of a caption, padded; the longest caption has 12 with its two ends."""
 TEXT_WIDTH = 64
+VOCABULARY = Path(__file__).with_name("tokenizer.json")
 BOS, EOS, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 
 
@@ -50,7 +51,16 @@ def all_captions() -> list[str]:
 
 
 def build_tokenizer() -> CLIPTokenizer:
-    """Byte-pair tokenizer in which every word of the grammar is one token and digits stay single."""
+    """Byte-pair tokenizer in which every word of the grammar is one token and digits stay single.
+
+    It is read from `tokenizer.json` beside this file: training one again (`train_tokenizer`) numbers the tokens
+    differently in every process, and embeddings belong to numbers.
+    """
+    return _from_backend(VOCABULARY.read_text(encoding="utf-8"))
+
+
+def train_tokenizer() -> CLIPTokenizer:
+    """Trains the tokenizer on all captions; how `tokenizer.json` was made."""
     empty = CLIPTokenizer(
         vocab={UNKNOWN: 0, BOS: 1, EOS: 2}, merges=[], unk_token=UNKNOWN, bos_token=BOS, eos_token=EOS
     )
@@ -63,7 +73,11 @@ def build_tokenizer() -> CLIPTokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(sorted(all_captions()), trainer)
-    model = json.loads(backend.to_str())["model"]
+    return _from_backend(backend.to_str())
+
+
+def _from_backend(text: str) -> CLIPTokenizer:
+    model = json.loads(text)["model"]
     return CLIPTokenizer(
         vocab=model["vocab"],
         merges=[tuple(merge) for merge in model["merges"]],
