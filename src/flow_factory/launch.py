@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -180,13 +181,19 @@ def _raise_for_workers(folder: Path, count: int, code: int, received: int | None
     if failed:
         # A peer of a failed rank fails too, told of it or with a broken connection: the typed error is the cause.
         first = min(failed, key=lambda r: (not r["typed"], r["time"]))
+        if not first["typed"] and len(reports) < count:  # the cause is the worker that could not say anything
+            first["message"] = f"{_killed(count - len(reports), count, code)} Another one reports: {first['message']}"
         error = InputError(first["message"]) if first["code"] == 2 else RunError(first["message"])
         raise error
     if code != 0 or len(reports) < count:
-        raise RunError(
-            f"{count - len(reports)} of {count} workers ended without a report (launcher exit code {code}); they were "
-            f"killed, possibly for memory."
-        )
+        raise RunError(_killed(count - len(reports), count, code))
+
+
+def _killed(missing: int, count: int, code: int) -> str:
+    return (
+        f"{missing} of {count} workers ended without a report (launcher exit code {code}): killed, possibly for "
+        f"memory. The same command goes on from the newest checkpoint."
+    )
 
 
 def agent_main(arguments: Sequence[str]) -> int:
@@ -198,8 +205,10 @@ def agent_main(arguments: Sequence[str]) -> int:
     import logging
 
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    threading.Thread(target=_follow_parent, args=(os.getppid(),), name="follow-parent", daemon=True).start()
     if not os.environ.get("FLOW_FACTORY_DEBUG"):
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
@@ -208,7 +217,16 @@ def agent_main(arguments: Sequence[str]) -> int:
         if os.environ.get("FLOW_FACTORY_DEBUG"):
             raise
         return 1
+    except SignalException as error:  # it has ended the workers
+        return 128 + error.sigval
     return 0
+
+
+def _follow_parent(parent: int) -> None:
+    """Ends this launcher, and so its workers, when its parent has been killed and can no longer do it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def worker_main(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flow_factory.errors import InputError
+from flow_factory.errors import InputError, RunError
 from flow_factory.hparams import save_config
 from flow_factory.launch import _raise_for_workers
 from tests.trainers.support import make_config
@@ -130,6 +130,26 @@ def test_a_signal_ends_all_workers_with_its_code(tiny_sd3_dir: Path, tmp_path: P
         assert list((tmp_path / "save/run/checkpoints").glob("checkpoint-*"))
 
 
+def test_workers_end_when_their_parent_is_killed(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """The parent cannot pass a SIGKILL on; the launcher notices that it has gone, and the workers save and end."""
+    config = make_config(tiny_sd3_dir, tmp_path, {"num_processes": 2, "train.max_epochs": None})
+    save_config(config, tmp_path / "config.yaml")
+    mark = f"FLOW_FACTORY_TEST_MARK={tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flow_factory.cli.app", "train", str(tmp_path / "config.yaml")],
+        env={**ENVIRONMENT, **dict([mark.split("=", 1)])}, cwd=ROOT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        rows = tmp_path / "save/run/metrics.jsonl"
+        _wait_until(lambda: rows.exists() and rows.stat().st_size > 0)
+    finally:
+        process.kill()
+        process.wait()
+    _wait_until(lambda: not _marked(mark), seconds=60)
+    assert list((tmp_path / "save/run/checkpoints").glob("checkpoint-*"))
+
+
 def _marked(mark: str) -> list[int]:
     """Processes that run with this word in their environment."""
     found = []
@@ -155,4 +175,12 @@ def test_the_error_of_a_rank_is_reported_not_its_peers(tmp_path: Path) -> None:
         report = {"code": code, "message": f"rank {rank}", "typed": typed, "rank": rank, "time": float(rank)}
         (tmp_path / f"{rank}.exit").write_text(json.dumps(report))
     with pytest.raises(InputError, match="rank 1"):
+        _raise_for_workers(tmp_path, 2, 1, None)
+
+
+def test_a_killed_worker_is_the_cause_not_the_broken_connection_of_its_peer(tmp_path: Path) -> None:
+    """A worker that was killed reports nothing; the other one's error alone would mislead."""
+    report = {"code": 1, "message": "Connection closed by peer", "typed": False, "rank": 0, "time": 0.0}
+    (tmp_path / "0.exit").write_text(json.dumps(report))
+    with pytest.raises(RunError, match=r"^1 of 2 workers .* killed, .* Another one reports: Connection closed"):
         _raise_for_workers(tmp_path, 2, 1, None)
