@@ -220,7 +220,8 @@ class BaseTrainer(TrainerVerbs, ABC):
     def prepare_feedback(self, samples: list[BaseSample]) -> None:
         """Finishes scoring, computes the advantages and logs both."""
         assert self.reward_buffer is not None and self.advantage_processor is not None
-        rewards = self.reward_buffer.finalize(store_to_samples=True, split="all")
+        with self.comm.together():  # a reward that fails on one rank ends all
+            rewards = self.reward_buffer.finalize(store_to_samples=True, split="all")
         self.compute_advantages(samples, rewards)
         metrics = self.advantage_processor.pop_advantage_metrics()
         self._cycle_metrics.update(metrics)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flow_factory.errors import RunError
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.samples import (
     BaseSample,
@@ -77,8 +78,18 @@ def microbatches(
             samples=rows,
             condition=adapter.collate_conditions([s.condition for s in rows]).to(device),
             trajectory=Trajectory.stack([s.trajectory for s in rows]).to(device),
-            advantages=torch.tensor([s.advantage or 0.0 for s in rows], dtype=torch.float32, device=device),
+            advantages=torch.tensor([_advantage(s) for s in rows], dtype=torch.float32, device=device),
         )
+
+
+def _advantage(sample: BaseSample) -> float:
+    """The sample's advantage; 0 where nothing judges (no-feedback trainers), an error where it was forgotten."""
+    if sample.advantage is None and sample.rewards:
+        raise RunError(
+            f"sample {sample.index}/{sample.member} of {sample.source!r} has rewards but no advantage: call "
+            f"compute_advantages() before microbatches()."
+        )
+    return sample.advantage or 0.0
 
 
 def transitions(batch: SampleBatch, device: torch.device) -> Iterator[Transition]:

@@ -75,8 +75,7 @@ class RoleOptimizer:
     use_grad_scaler: bool = False
     optimizer_step: int = 0
     pending: int = 0
-    _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _maxima: dict[str, float] = field(default_factory=dict)
+    _terms: dict[str, list[Tensor | float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -118,13 +117,9 @@ class RoleOptimizer:
         return self._step(measure_change, deadline_passed)
 
     def _note(self, metrics: Mapping[str, Tensor | float]) -> None:
+        """Keeps the values as they are: reading them here would make an accelerator wait at every term."""
         for name, value in metrics.items():
-            number = float(value)
-            if name.endswith("_max"):
-                self._maxima[name] = _larger(self._maxima.get(name, -math.inf), number)
-            else:
-                total, count = self._sums.get(name, (0.0, 0))
-                self._sums[name] = (total + number, count + 1)
+            self._terms.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
 
     def _step(self, measure_change: bool, deadline_passed: bool) -> UpdateReport:
         parameters = list(self.parameters.values())
@@ -166,7 +161,10 @@ class RoleOptimizer:
 
     def _collect(self) -> tuple[dict[str, float], dict[str, float]]:
         """Means and maxima over the window and over ranks."""
-        ranks = self.comm.gather_objects({"sums": self._sums, "maxima": self._maxima})
+        values = {name: [float(term) for term in terms] for name, terms in self._terms.items()}
+        sums = {n: (sum(terms), len(terms)) for n, terms in values.items() if not n.endswith("_max")}
+        peaks_here = {n: functools.reduce(_larger, terms) for n, terms in values.items() if n.endswith("_max")}
+        ranks = self.comm.gather_objects({"sums": sums, "maxima": peaks_here})
         means: dict[str, float] = {}
         for name in sorted({name for rank in ranks for name in rank["sums"]}):
             totals, counts = zip(*(rank["sums"][name] for rank in ranks if name in rank["sums"]), strict=True)
@@ -186,8 +184,7 @@ class RoleOptimizer:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         self.pending = 0
-        self._sums.clear()
-        self._maxima.clear()
+        self._terms.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and optimizer state, keyed by parameter names. Only valid between two windows."""

@@ -110,6 +110,7 @@ def rollout_batch(
     solver: Literal["dynamics", "pipeline"] = "dynamics",
     policy_version: int = 0,
     store_device: torch.device | None = None,
+    should_stop: Callable[[], None] | None = None,
 ) -> list[BaseSample]:
     """Generates one sample per row of a prompt batch.
 
@@ -124,6 +125,7 @@ def rollout_batch(
         solver: "dynamics", or "pipeline" for evaluation.
         policy_version: Optimizer steps the sampling weights have seen.
         store_device: Where trajectories are kept; None leaves them on the model's device.
+        should_stop: Called before every step; it may raise to drop the cycle.
     """
     output = adapter.inference(
         batch.condition,
@@ -141,6 +143,7 @@ def rollout_batch(
         stores=stores,
         storage_dtype=plan.storage_dtype,
         solver=solver,
+        should_stop=should_stop,
     )
     trajectory = output.trajectory if store_device is None else output.trajectory.to(store_device)
     assert output.media is not None

@@ -125,6 +125,8 @@ class TrainerVerbs:
                 stores=self.stores,
                 policy_version=self.step,
                 store_device=store,
+                # All ranks take the same steps over equally many batches, so they ask together.
+                should_stop=self.check_interrupt,
             )
 
         progress = self.tracker.progress("rollout", total=len(self.dataloader) * self.geometry.batch_size)
