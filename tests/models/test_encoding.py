@@ -100,6 +100,18 @@ def test_checkpoints_that_do_not_fit_are_refused(tiny_sd3_dir: Path, tmp_path: P
         load_pipeline_class(StableDiffusion3Pipeline, other)
 
 
+@pytest.mark.parametrize("weights", ["transformer", "vae", "text_encoder"])
+@pytest.mark.parametrize("size", [0, 20, -5])
+def test_a_weights_file_that_is_cut_off_is_named(tiny_sd3_dir: Path, tmp_path: Path, weights: str, size: int) -> None:
+    """diffusers and transformers each say this in their own way, and not always of which file."""
+    folder = tmp_path / "pipeline"
+    shutil.copytree(tiny_sd3_dir, folder)
+    file = next((folder / weights).glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(InputError, match=rf"could not be loaded: .*{weights}.*safetensors is damaged .*copy it again"):
+        load_pipeline_class(StableDiffusion3Pipeline, folder)
+
+
 def test_an_absent_third_encoder_is_no_error(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     """`text_encoder_3: null` breaks a plain `from_pretrained`."""
     folder = tmp_path / "no-t5"

@@ -15,6 +15,7 @@ import diffusers
 import torch
 import transformers
 from packaging.version import Version
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from flow_factory.errors import InputError
@@ -154,8 +155,28 @@ def load_pipeline_class(cls: type[Any], folder: Path, dtypes: Mapping[str, torch
     try:
         with _progress_bars(sys.stderr.isatty() and _size(folder) > _LONG_LOAD_BYTES):
             return cls.from_pretrained(str(folder), **keywords)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"model.model_name_or_path: {path!r} could not be loaded: {error}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the engines have errors of their own for each thing that a folder can lack
+        raise InputError(
+            f"model.model_name_or_path: {path!r} could not be loaded: {_damaged_file(folder) or _in_words(error)}"
+        ) from error
+
+
+def _damaged_file(folder: Path) -> str | None:
+    """Which weights file is cut off or no safetensors at all; the engines' messages often leave out its name."""
+    for file in sorted(folder.glob("*/*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{file} is damaged ({error}); copy it again."
+    return None
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error).strip()
+    return text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
 
 
 @contextmanager
