@@ -116,6 +116,14 @@ def test_folders_that_are_no_pipelines(tmp_path: Path) -> None:
         check_pipeline_folder(tmp_path, SPEC)
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_damaged_configuration_of_a_component_is_named(tmp_path: Path, text: str) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "transformer" / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"transformer/config\.json .*download the checkpoint again"):
+        check_pipeline_folder(folder, SPEC)
+
+
 def test_a_pipeline_of_another_known_model_names_that_model(tmp_path: Path) -> None:
     other = dataclasses.replace(SPEC, key="test-other", pipeline_class="OtherPipeline")
     register_model_spec(other)

@@ -144,6 +144,15 @@ def test_an_attempt_without_a_checkpoint_is_set_aside(make_config):
         assert (folder / "notes.txt").exists() and load_config(folder / "config.yaml") == config
 
 
+def test_a_damaged_former_config_is_kept_and_does_not_matter(make_config):
+    """The checkpoint holds the configuration that counts; the file beside it may be anything."""
+    folder = run_with_checkpoints(make_config(), 1)
+    (folder / "config.yaml").write_bytes(b"\xff\xfe not text")
+    prepare_run_folder(make_config())
+    assert load_config(folder / "config.yaml") == make_config()
+    assert (folder / "config.1.yaml").read_bytes() == b"\xff\xfe not text"
+
+
 def test_an_attempt_that_failed_while_loading_leaves_nothing_to_set_aside(make_config):
     folder = prepare_run_folder(make_config())
     (folder / "metrics.jsonl").write_text("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import Arguments
@@ -88,10 +89,7 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
     index_file = folder / "model_index.json"
     if not index_file.is_file():
         raise InputError(f"{folder} has no model_index.json, so it is not a diffusers pipeline folder.")
-    try:
-        index = json.loads(index_file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{index_file} is not valid JSON ({error}); download the checkpoint again.") from error
+    index = _read_json(index_file)
     if not isinstance(index, dict) or not isinstance(index.get("_class_name"), str):
         raise InputError(f"{index_file} has no _class_name, so it is not a diffusers pipeline folder.")
     found = index["_class_name"]
@@ -106,6 +104,19 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
     missing = [name for name in spec.required_components if not _present(index, name, folder)]
     if missing:
         raise InputError(f"{folder} lacks {', '.join(missing)}, which model_type {spec.key!r} needs; complete it.")
+
+    for file in sorted([*folder.glob("*/config.json"), *folder.glob("*/scheduler_config.json")]):
+        if not isinstance(_read_json(file), dict):
+            raise InputError(f"{file} holds no JSON object; download the checkpoint again.")
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not valid JSON ({error}); download the checkpoint again.") from error
 
 
 def _present(index: dict[str, object], name: str, folder: Path) -> bool:

@@ -263,7 +263,7 @@ def keep_former(path: Path) -> None:
 def write_once(path: Path, text: str) -> None:
     """Writes a text file atomically; a former file with another content is kept as `name.N.ending`."""
     if path.exists():
-        if path.read_text(encoding="utf-8") == text:
+        if path.read_bytes() == text.encode("utf-8"):  # bytes: a damaged former file is kept like any other
             return
         keep_former(path)
     atomic_write_text(path, text)
@@ -326,7 +326,7 @@ def _saved_resume(folder: Path) -> str | None:
 
     try:
         return str(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))["train"]["resume"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         return None
 
 
