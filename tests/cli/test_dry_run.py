@@ -57,8 +57,9 @@ def test_updates_too_small_to_matter_are_found(tiny_sd3_dir: Path, tmp_path: Pat
 
 def test_broken_rewards_are_found(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     rewards = [{"name": "bad", "reward_model": "tests.trainers.rewards.NotANumber"}]
-    with pytest.raises(RunError, match="bad"):
+    with pytest.raises(RunError, match="bad") as caught:
         run_dry(make_config(tiny_sd3_dir, tmp_path, {"rewards": rewards}))
+    assert "saved as" not in str(caught.value), "the dry run's folder is gone when the message is read"
 
 
 def test_rewards_of_the_evaluation_are_tried_too(tiny_sd3_dir: Path, tmp_path: Path) -> None:

@@ -83,10 +83,12 @@ def _smoke_rewards(trainer: BaseTrainer, folder: Path, report: DryRunReport) -> 
         facts |= {"prompt": record.prompt, "metadata": record.metadata}
     if trainer.reward_buffer is not None:
         processor = trainer.reward_buffer.processor
+        processor.artifact_dir = None  # the folder goes with the dry run: nothing would be left of a saved sample
         for name, model in processor.models.items():
             report.rewards[name] = smoke_reward(model, processor=processor, **facts)
     if trainer.config.eval_reward_args is not None:
         processor = build_eval_reward_processor(trainer.config, trainer.comm, folder)
+        processor.artifact_dir = None
         try:
             for name, model in processor.models.items():
                 report.rewards[f"eval_rewards {name}"] = smoke_reward(model, processor=processor, **facts)
