@@ -187,7 +187,8 @@ def build_silent_t5() -> tuple[T5EncoderModel, T5TokenizerFast]:
         )
     )
     with torch.no_grad():
-        encoder.encoder.final_layer_norm.weight.zero_()
+        for parameter in encoder.parameters():
+            parameter.zero_()
     return encoder, tokenizer
 
 
