@@ -69,6 +69,7 @@ def test_jsonl(tmp_path: Path) -> None:
         ('{"prompt": "a", "negative_prompt": ["b"]}', '"negative_prompt" is a list'),
         ('{"prompt": "a", "prompt": "b"}', '"prompt" is given twice'),
         ('{"prompt": "a", "score": NaN}', "NaN is not JSON"),
+        ('{"prompt": "a\\ud800"}', "half of a surrogate pair"),
         ('{"prompt": "a", "deep": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ('{"prompt": "a", "big": ' + "9" * 5000 + "}", "a number has too many digits"),
         ('{"prompt": "a", "image": 3}', '"image" must be a path or a list of paths, not 3'),

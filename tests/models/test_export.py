@@ -160,6 +160,9 @@ def test_what_does_not_fit_is_refused(tiny_sd3_dir: Path, tmp_path: Path) -> Non
         make_adapter(tiny_sd3_dir, {"model.lora_rank": 8, "model.resume_path": str(tmp_path / "lora")})
     with pytest.raises(InputError, match="unknown"):
         make_adapter(tiny_sd3_dir, {"model.target_modules": ["to_q"], "model.resume_path": str(tmp_path / "lora")})
+    (tmp_path / "damaged.safetensors").write_bytes(b"no weights at all")
+    with pytest.raises(InputError, match=r"model\.resume_path: .*damaged\.safetensors' is damaged"):
+        make_adapter(tiny_sd3_dir, {"model.resume_path": str(tmp_path / "damaged.safetensors")})
     with pytest.raises(InputError, match="no LoRA file"):
         make_adapter(tiny_sd3_dir, {"model.resume_path": str(tmp_path / "nothing")})
     with pytest.raises(InputError, match="no folder 'transformer'"):

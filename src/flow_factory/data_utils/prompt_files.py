@@ -197,6 +197,10 @@ def _parse_json(text: str, line: int, place: str, io: PipelineIOContract | None)
     negative = row.pop("negative_prompt", None)
     if negative is not None and not isinstance(negative, str):
         raise InputError(f'{place}: "negative_prompt" is a {_kind(negative)} ({negative!r}), not a string.')
+    if any("\ud800" <= character <= "\udfff" for character in prompt + (negative or "")):
+        raise InputError(
+            f"{place}: half of a surrogate pair (\\ud800 to \\udfff) is no character; remove or complete it."
+        )
     media = _take_media(row, place, io)
     return PromptRow(prompt.strip(), negative, media, row, line)
 

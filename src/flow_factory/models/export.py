@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -77,8 +77,18 @@ def load_full(component: str, module: nn.Module, folder: str | Path) -> None:
         raise InputError(f"model.resume_path: {str(path)!r} holds no safetensors file.")
     state: dict[str, Tensor] = {}
     for file in files:
-        state.update(load_file(file))
+        state.update(_load_weights(file))
     load_strict(module.state_dict(), state, f"model.resume_path {str(path)!r}")
+
+
+def _load_weights(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"model.resume_path: {str(file)!r} is damaged or no safetensors file ({error}); give another, or copy it "
+            f"again."
+        ) from error
 
 
 def lora_file(path: str | Path) -> Path:
@@ -105,11 +115,12 @@ def read_lora(path: str | Path) -> dict[str, dict[str, Tensor]]:
         InputError: If the file holds other keys.
     """
     file = lora_file(path)
+    weights = _load_weights(file)
     with safe_open(file, framework="pt") as stream:
         metadata: Mapping[str, str] = stream.metadata() or {}
     alphas: dict[str, float] = {}
     result: dict[str, dict[str, Tensor]] = {}
-    for key, value in load_file(file).items():
+    for key, value in weights.items():
         component, name = _split_key(key, file)
         if name.endswith(".alpha"):
             alphas[f"{component}.{name.removesuffix('.alpha')}"] = float(value)
