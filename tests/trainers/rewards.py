@@ -53,3 +53,35 @@ class Closing(PointwiseRewardModel):
 
     def close(self) -> None:
         type(self).closed += 1
+
+
+class Hangs(PointwiseRewardModel):
+    """Waits for an answer that never comes, and tells the test that it waits."""
+
+    def score(self, samples: Sequence[BaseSample]) -> list[float]:
+        import signal
+        import threading
+        import time
+
+        if threading.current_thread() is threading.main_thread():
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        else:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        time.sleep(3600)
+        return [0.0 for _ in samples]
+
+
+class NeverScores(PointwiseRewardModel):
+    """A judge that is always down."""
+
+    def score(self, samples: Sequence[BaseSample]) -> list[float | None]:
+        return [None for _ in samples]
+
+
+class WantsVideo(PointwiseRewardModel):
+    """A reward for another kind of output."""
+
+    required_fields = ("video",)
+
+    def score(self, samples: Sequence[BaseSample]) -> list[float]:
+        return [0.0 for _ in samples]

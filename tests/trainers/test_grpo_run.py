@@ -269,3 +269,17 @@ def test_a_trainer_that_cannot_be_built_lets_go_of_its_folder(
     with pytest.raises(InputError, match="no such weights"):
         make_trainer(tiny_sd3_dir, tmp_path)
     assert (tmp_path / "save/run").resolve() not in run_folder._locks
+
+
+def test_a_reward_that_never_scores_ends_the_run(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """Pitfall 29: failed is not 0; a cycle in which nothing could be scored has nothing to learn from."""
+    rewards = [{"name": "down", "reward_model": "tests.trainers.rewards.NeverScores"}]
+    with pytest.raises(RunError, match=r"scoring failed for every sample of cycle 0 .*down"):
+        make_trainer(tiny_sd3_dir, tmp_path, {"rewards": rewards}).start()
+
+
+def test_a_reward_for_another_output_is_refused_before_loading(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    rewards = [{"name": "clip", "reward_model": "tests.trainers.rewards.WantsVideo"}]
+    with pytest.raises(InputError, match=r"rewards\[clip\].*'video'.*T2ISample"):
+        make_trainer(tiny_sd3_dir, tmp_path, {"rewards": rewards})
+    assert not (tmp_path / "save").exists()

@@ -178,3 +178,18 @@ def test_weights_alone_are_no_state_to_resume_from(tiny_sd3_dir: Path, tmp_path:
     second = make_trainer(tiny_sd3_dir, tmp_path, {**again, "train.max_epochs": 1})
     start, end = weights(second), weights(trainer)
     assert all(torch.equal(start[name], end[name]) for name in end)  # alpha / rank is 2: folding is exact
+
+
+def test_a_hanging_reward_is_left_by_the_first_signal(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """Pitfall 43: nothing is waited for, and the state at the cycle's start is saved."""
+    rewards = [{"name": "hangs", "reward_model": "tests.trainers.rewards.Hangs"}]
+    trainer = make_trainer(tiny_sd3_dir, tmp_path, {"rewards": rewards})
+    # The reward itself sets the timer once it waits; SIGALRM stands for the person who loses patience.
+    former = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        with pytest.raises(Interrupted) as stopped:
+            trainer.start()
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert stopped.value.exit_code == 143 and trainer.epoch == 0
+    assert trainer.result.checkpoint is not None and trainer.result.checkpoint.name.endswith("000000")

@@ -15,12 +15,18 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 _active: SignalGuard | None = None
 _fork_hook_installed = False
 _FLUSH_S = 0.5
+
+
+class Abandoned(BaseException):
+    """Raised by the first signal inside `SignalGuard.abandonable`, past any `except Exception` of the code it ends."""
 
 
 class SignalGuard:
@@ -48,6 +54,7 @@ class SignalGuard:
         self.signum: int | None = None
         self._requested_at = math.inf
         self._received = 0
+        self._abandonable = False
         self._former: dict[int, Any] = {}
         self._former_wakeup = -1
         self._sockets: tuple[socket.socket, socket.socket] | None = None
@@ -106,9 +113,26 @@ class SignalGuard:
         reader.close()
         self._sockets = None
 
+    @contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """A block of the main thread that the first signal ends at once, wherever it waits.
+
+        For code that may wait for long and changes nothing that lasts, such as scoring. After the block, `requested`
+        tells whether it was abandoned.
+        """
+        self._abandonable = True
+        try:
+            with contextlib.suppress(Abandoned):
+                yield
+        finally:
+            self._abandonable = False
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         """Python-level handler in the main thread: the flag is set when `os.kill(own pid)` returns. Counts nothing."""
         self._request(signum)
+        if self._abandonable:
+            self._abandonable = False
+            raise Abandoned
 
     def _request(self, signum: int) -> None:
         if self.signum is None:

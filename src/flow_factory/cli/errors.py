@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn, ParamSpec, TypeVar
 
 import typer
 
-from flow_factory.errors import FlowFactoryError
+from flow_factory.errors import FlowFactoryError, Interrupted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +35,13 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except Interrupted as error:
+            _say(str(error))
+            # Without the interpreter's teardown, which would wait for a reward's thread that hangs.
+            from flow_factory.checkpoints.signals import exit_now
+
+            exit_now(error.exit_code)
+            raise AssertionError("unreachable") from error
         except FlowFactoryError as error:
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:
@@ -49,6 +56,11 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _fail(message: str, code: int) -> NoReturn:
+    _say(message)
+    raise SystemExit(code)
+
+
+def _say(message: str) -> None:
     if os.environ.get(_DEBUG) and sys.exc_info()[0] is not None:
         import traceback
 
@@ -58,4 +70,3 @@ def _fail(message: str, code: int) -> NoReturn:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("error: ", "bold red"), message))
-    raise SystemExit(code)

@@ -99,11 +99,15 @@ class RewardBuffer:
         self._waiting.clear()
         self._futures.clear()
 
-    def close(self) -> None:
-        """Drops what is left, joins all threads and closes the rewards."""
+    def close(self, wait: bool = True) -> None:
+        """Drops what is left, joins all threads and closes the rewards.
+
+        Args:
+            wait: Whether to wait for calls that are still running.
+        """
         self.discard()
         for pool in self._pools.values():
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=wait, cancel_futures=True)
         self._pools.clear()
         self.processor.close()
 

@@ -13,6 +13,7 @@ from flow_factory.rewards.registry import get_reward_class
 if TYPE_CHECKING:
     from flow_factory.hparams import MultiRewardArguments, RewardArguments
     from flow_factory.rewards.abc import BaseRewardModel
+    from flow_factory.samples import BaseSample
 
 
 def check_reward_config(config: RewardArguments, sources: Iterable[str] = ()) -> None:
@@ -45,6 +46,23 @@ def check_rewards(config: MultiRewardArguments, sources: Iterable[str] = ()) -> 
     sources = list(sources)
     for entry in config.reward_configs:
         check_reward_config(entry, sources)
+
+
+def check_sample_class(config: MultiRewardArguments, sample_class: type[BaseSample]) -> None:
+    """Checks that samples of a class can have what the rewards of a section read, before anything is generated.
+
+    Raises:
+        InputError: If a reward reads a field that the class does not have.
+    """
+    known = {field.name for field in dataclasses.fields(sample_class)}
+    for entry in config.reward_configs:
+        reward_class = get_reward_class(entry.reward_model or "")
+        for field in reward_class.required_fields:
+            if field not in known and not hasattr(sample_class, field):
+                raise InputError(
+                    f"rewards[{entry.name}]: {reward_class.__module__}.{reward_class.__qualname__} reads {field!r}, "
+                    f"which a {sample_class.__name__} does not have. Use a reward for this kind of output."
+                )
 
 
 def check_sources(config: RewardArguments, sources: Iterable[str]) -> None:

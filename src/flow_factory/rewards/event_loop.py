@@ -7,11 +7,15 @@ second batch. So all coroutines of a run's rewards run on this one loop, whichev
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+_CLOSE_S = 5.0
 
 
 class EventLoopThread:
@@ -38,7 +42,12 @@ class EventLoopThread:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(timeout=_CLOSE_S)
+        except (TimeoutError, concurrent.futures.TimeoutError):  # two classes before Python 3.11
+            # A coroutine that blocks its loop cannot be cancelled; the thread is a daemon and ends with the process.
+            logger.warning("a reward's coroutine still blocks its event loop after %.0f s and is left behind", _CLOSE_S)
+            return
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

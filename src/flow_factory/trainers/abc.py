@@ -146,7 +146,9 @@ class BaseTrainer(TrainerVerbs, ABC):
                 stack.callback(close_loader)  # a prompt loader's workers end with the run
             stack.callback(self.evaluator.close)
             if self.reward_buffer is not None:
-                stack.callback(self.reward_buffer.close)
+                # A call that hangs is not waited for once a signal has asked to stop.
+                stopped = self.signals is not None and self.signals.requested
+                stack.callback(self.reward_buffer.close, wait=not stopped)
 
     def _run_cycle(self) -> None:
         """One driver cycle with its bookkeeping; a signal that arrives early drops it and saves its start."""
@@ -220,10 +222,18 @@ class BaseTrainer(TrainerVerbs, ABC):
     def prepare_feedback(self, samples: list[BaseSample]) -> None:
         """Finishes scoring, computes the advantages and logs both."""
         assert self.reward_buffer is not None and self.advantage_processor is not None
-        with self.comm.together():  # a reward that fails on one rank ends all
+        rewards: dict[str, Any] = {}
+        # A reward that fails on one rank ends all of them; one that hangs is left by the first signal.
+        with self.comm.together(), self.stopping.abandonable(self.signals):
             rewards = self.reward_buffer.finalize(store_to_samples=True, split="all")
+        self.check_interrupt()
         self.compute_advantages(samples, rewards)
         metrics = self.advantage_processor.pop_advantage_metrics()
+        if metrics.get("reward/failed_ratio") == 1.0:
+            raise RunError(
+                f"scoring failed for every sample of cycle {self.epoch} (rewards {', '.join(rewards)}): there is "
+                f"nothing to learn from. See the warnings above; is the judge that the reward asks reachable?"
+            )
         self._cycle_metrics.update(metrics)
         means = {k: v for k, v in metrics.items() if k.startswith("reward/") and k.endswith("/mean")}
         self._cycle_rewards = {k[len("reward/") : -len("/mean")]: v for k, v in means.items()}

@@ -59,18 +59,20 @@ def plan_run_geometry(config: Arguments, comm: Comm) -> Geometry:
 
 
 def preflight(config: Arguments, contract: ExecutionContract) -> None:
-    """Checks what needs imports but no model: that every reward class exists and takes its parameters.
+    """Checks what needs imports but no model: that rewards exist, take their parameters and fit the model's output.
 
     Raises:
         InputError: Naming the reward.
     """
-    from flow_factory.rewards.build import check_rewards
+    from flow_factory.models.registry import get_adapter_class
+    from flow_factory.rewards.build import check_rewards, check_sample_class
     from flow_factory.trainers.optim import learning_rate_schedule
 
-    if contract.needs_rewards:
-        check_rewards(config.reward_args)
-    if config.eval_reward_args is not None:
-        check_rewards(config.eval_reward_args)
+    sections = [config.reward_args] if contract.needs_rewards else []
+    sections += [] if config.eval_reward_args is None else [config.eval_reward_args]
+    for section in sections:
+        check_rewards(section)
+        check_sample_class(section, get_adapter_class(config.model_args.model_type).sample_class)
     learning_rate_schedule(
         config.training_args.lr_scheduler, config.training_args.lr_warmup_steps, total_optimizer_steps(config, 1)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from flow_factory.checkpoints.signals import SignalGuard
@@ -32,6 +33,10 @@ class Stopping:
     def overdue(self, signals: SignalGuard | None) -> bool:
         """Whether this rank's signal came longer ago than the deadline (no collective; see `RoleOptimizer`)."""
         return signals is not None and signals.overdue(self._deadline_s)
+
+    def abandonable(self, signals: SignalGuard | None) -> AbstractContextManager[None]:
+        """A block that a signal on this rank ends at once (no collective); ask `requested` after it."""
+        return nullcontext() if signals is None else signals.abandonable()
 
     def saved(self, signals: SignalGuard | None, what: str, epoch: int, checkpoint: Path | None) -> Interrupted:
         """The end of a run whose state was saved."""
