@@ -31,9 +31,11 @@ def bare_cycle(trainer: BaseTrainer) -> Callable[[], None]:
     condition = batches[0].condition
     size = len(batches[0].records)
     adapter = trainer.adapter
-    transformer, vae = adapter.pipeline.transformer, adapter.pipeline.vae
+    vae = adapter.pipeline.vae
+    # The root that gradients must go through dispatches by name: that is part of the bare work too.
+    transformer = adapter.network("transformer")
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    shape = (size, transformer.config.in_channels, plan.height // factor, plan.width // factor)
+    shape = (size, adapter.pipeline.transformer.config.in_channels, plan.height // factor, plan.width // factor)
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     timestep = torch.full((size,), 500.0)
     inputs = {
@@ -80,7 +82,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
-        fixed = [f"log.save_dir={folder}", "log.save_freq=0", "eval.eval_freq=0", "train.max_epochs=100000"]
+        fixed = [
+            f"log.save_dir={folder}",
+            "log.save_freq=0",
+            "eval.eval_freq=0",
+            "train.max_epochs=100000",
+            "log.verbose=false",
+        ]
         trainer = build_trainer(load_config(arguments.config, [*fixed, *arguments.overrides]))
         bare = bare_cycle(trainer)
         rows = []
