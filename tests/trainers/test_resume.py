@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,16 @@ def test_a_hanging_reward_is_left_by_the_first_signal(tiny_sd3_dir: Path, tmp_pa
         signal.signal(signal.SIGALRM, former)
     assert stopped.value.exit_code == 143 and trainer.epoch == 0
     assert trainer.result.checkpoint is not None and trainer.result.checkpoint.name.endswith("000000")
+
+
+def test_sigkill_during_a_save(tiny_sd3_dir: Path, tmp_path: Path, uninterrupted: Any) -> None:
+    """Pitfall 26: the checkpoint before it is whole, and going on from there equals never having been killed."""
+    command = [sys.executable, "-m", "tests.trainers.killed_save", str(tiny_sd3_dir), str(tmp_path), json.dumps(FOUR)]
+    root = Path(__file__).resolve().parents[2]
+    killed = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    folder = tmp_path / "save" / "run" / "checkpoints"
+    assert [p.name for p in folder.glob("checkpoint-*")] == ["checkpoint-000002"]
+    trainer = make_trainer(tiny_sd3_dir, tmp_path, FOUR)
+    assert trainer.start().counts["cycles"] == 2
+    assert_equals(trainer, tmp_path, uninterrupted)
