@@ -27,8 +27,8 @@ def test_rank_0_writes_and_failures_reach_every_rank(tmp_path):
     assert main["none"] == other["none"] == "None"
     assert main["saved"] == other["saved"] == main["latest"] == other["latest"] == saved
     assert main["failed"] == "OSError: disk full"
-    assert other["failed"] == "RunError: rank 0 failed: OSError: disk full"
+    assert other["failed"] == "PeerFailedError: rank 0 failed: OSError: disk full"
     assert main["loaded"] == other["loaded"] == "0 [0.0, 0.0] {'rank': 0}"
     for case in ("damaged", "damaged latest"):
         assert main[case].startswith("InputError") and "meta.json" in main[case]
-        assert other[case].startswith("RunError: rank 0 failed: InputError") and "meta.json" in other[case]
+        assert other[case].startswith("PeerFailedError: rank 0 failed: InputError") and "meta.json" in other[case]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
@@ -67,6 +67,21 @@ BUILTIN_MODELS = [key for key in model_keys() if not key.startswith("test-")]
 def test_every_field_has_a_help_text(cls: type) -> None:
     for entry in dataclasses.fields(cls):
         assert len(entry.metadata.get("help", "")) > 3, f"{cls.__name__}.{entry.name}"
+
+
+@pytest.mark.parametrize("cls", [*PLAIN, *(get_training_args_class(key) for key in BUILTIN_TRAINERS)])
+def test_every_choice_stands_in_the_help_text(cls: type) -> None:
+    hints = field_types(cls)
+    for entry in dataclasses.fields(cls):
+        choices = _choices(hints[entry.name]) - {"auto", "cpu", "cuda", "state", "float32", "bfloat16", "float16"}
+        missing = sorted(choice for choice in choices if choice not in entry.metadata["help"])
+        assert not missing or entry.name == "trainer_type", f"{cls.__name__}.{entry.name}: {missing}"
+
+
+def _choices(hint: Any) -> set[str]:
+    if get_origin(hint) is Literal:
+        return {choice for choice in get_args(hint) if isinstance(choice, str)}
+    return {choice for argument in get_args(hint) for choice in _choices(argument)}
 
 
 def test_clip_range_help_says_that_log_probs_are_means() -> None:

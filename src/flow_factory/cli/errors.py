@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Annotated, NoReturn, ParamSpec, TypeVar
 
@@ -36,12 +37,13 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except Interrupted as error:
-            _say(str(error))
-            # Without the interpreter's teardown, which would wait for a reward's thread that hangs.
-            from flow_factory.checkpoints.signals import exit_now
+            if any(thread is not threading.current_thread() and not thread.daemon for thread in threading.enumerate()):
+                # A reward's call that hangs in its thread: the interpreter's teardown would wait for it.
+                from flow_factory.checkpoints.signals import exit_now
 
-            exit_now(error.exit_code)
-            raise AssertionError("unreachable") from error
+                _say(str(error))
+                exit_now(error.exit_code)
+            _fail(str(error), error.exit_code)
         except FlowFactoryError as error:
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:

@@ -37,12 +37,14 @@ SECTIONS = {
 class LauncherArguments(Section):
     """The fields at the top level: how processes are started, and the plugins that are imported first."""
 
-    launcher: Literal["accelerate"] = option("accelerate", "What starts the processes.")
+    launcher: Literal["accelerate"] = option("accelerate", "What starts the processes: accelerate.")
     config_file: str | None = option(None, "An accelerate configuration file to launch with.")
     num_processes: PositiveInt = option(1, "Processes (ranks) over all machines; must equal what a launcher started.")
     main_process_port: Port = option(29500, "Port of the rendezvous on the main process.")
     mixed_precision: Literal["auto", "no", "fp16", "bf16"] = option(
-        "auto", "Compute dtype of forwards; auto: bf16 where the device has it, no on CPU."
+        "auto",
+        "Compute dtype of forwards: bf16, fp16, no (float32) or auto, which is bf16 where the device has it and no on "
+        "a CPU.",
     )
     process_index: NonNegativeInt | None = option(None, "Rank of this process; set by the launcher.")
     local_process_index: NonNegativeInt | None = option(None, "Rank on this machine; set by the launcher.")

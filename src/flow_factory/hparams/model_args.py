@@ -20,15 +20,21 @@ class ModelArguments(Section):
         help="Folder or Hub id of the pipeline, or `builtin/<name>` for the one that ships with the package. "
         "Required: no default, because a silent download of many gigabytes helps nobody."
     )
-    finetune_type: Literal["full", "lora"] = option("lora", "Train low-rank adapters, or all parameters.")
+    finetune_type: Literal["full", "lora"] = option(
+        "lora", "lora: train low-rank adapters; full: train all parameters."
+    )
     trainable_parameters_dtype: DType = option(
-        "fp32", "dtype of the trained parameters. bf16 swallows small updates: at 1e-6 the weights may never move."
+        "fp32",
+        "dtype of the trained parameters: fp32, bf16 or fp16. bf16 swallows small updates: at 1e-6 the weights may "
+        "never move.",
     )
     frozen_parameters_dtype: DType | dict[str, DType] | None = option(
-        None, "dtype of the frozen parameters, one for all or one per component; null: follows mixed_precision."
+        None,
+        "dtype of the frozen parameters (fp32, bf16, fp16), one for all or one per component; null: follows "
+        "mixed_precision.",
     )
     component_load_dtypes: dict[str, DType] = option(
-        factory=dict, help="dtype in which single components are loaded, by component name."
+        factory=dict, help="dtype (fp32, bf16, fp16) in which single components are loaded, by component name."
     )
     target_components: str | list[str] = option("transformer", "Components that are trained.")
     target_modules: str | list[str] = option(
@@ -36,11 +42,15 @@ class ModelArguments(Section):
     )
     lora_rank: PositiveInt = option(8, "Rank r of the LoRA matrices.")
     lora_alpha: PositiveInt | None = option(None, "LoRA scale alpha (the update is scaled by alpha / r); null: 2 r.")
-    lora_init: Literal["default", "gaussian"] = option("gaussian", "Initialisation of lora_A; lora_B starts at zero.")
+    lora_init: Literal["default", "gaussian"] = option(
+        "gaussian",
+        "Initialisation of lora_A: gaussian, or default (PEFT's own: Kaiming uniform). lora_B starts at zero.",
+    )
     lora_adapter_name: str = option("default", "Name of the trained LoRA adapter.")
     resume_path: str | None = option(None, "Weights to start from (not a run to go on with: that is train.resume).")
     resume_type: Literal["lora", "full", "state"] | None = option(
-        None, "What resume_path holds: an exported LoRA or full weights; null: found out. (state: see train.resume.)"
+        None,
+        "What resume_path holds: lora or full weights; null: found out. (A whole state: see train.resume.)",
     )
     attn_backend: str | None = option(None, "diffusers attention backend such as native or flash; null: its default.")
 

@@ -18,7 +18,9 @@ class RewardArguments(Section):
         None, "Key of the reward (`flow-factory list rewards`), or a dotted path to a reward class. Required."
     )
     weight: float | dict[str, float] = option(1.0, "Weight in the advantage: one number, or one per dataset name.")
-    dtype: DType = option("bfloat16", "dtype of the reward's own network, if it has one.")
+    dtype: DType = option(
+        "bfloat16", "dtype of the reward's own network, if it has one: fp32, bf16, fp16, or their long names."
+    )
     device: Device = option("auto", "Device of the reward's own network; auto: that of the trainer.")
     batch_size: PositiveInt = option(16, "Samples scored together.")
     async_reward: bool = option(False, "Score while the rollout goes on. Needs a sampler that keeps groups on a rank.")

@@ -44,13 +44,17 @@ class EvaluationArguments(Section):
 class LogArguments(Section):
     """The `log:` section."""
 
-    run_name: str | None = option(None, "Name of the run's folder in save_dir; null: made from the trainer and model.")
+    run_name: str | None = option(
+        None, "Name of the run's folder in save_dir; null: made from the trainer, the model and the time."
+    )
     project: str = option("Flow-Factory", "Project name for experiment trackers.")
     logging_backend: Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow", "none"] | None = option(
-        None, "Experiment tracker beside the metrics.jsonl that every run writes."
+        None,
+        "Experiment tracker beside the metrics.jsonl that every run writes: tensorboard, wandb, swanlab, trackio or "
+        "mlflow; none or null: no tracker.",
     )
     save_dir: str = option("save", "Folder of the runs.")
     save_freq: NonNegativeInt = option(10, "Save a checkpoint every so many cycles; 0: only at the end.")
     save_total_limit: PositiveInt | None = option(None, "Keep only so many newest checkpoints; null: all.")
     save_model_only: bool = option(False, "Save weights without the state that exact resume needs.")
-    verbose: bool = option(True, "Show progress.")
+    verbose: bool = option(True, "Show a progress bar and a line per phase and cycle.")

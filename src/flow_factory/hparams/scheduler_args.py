@@ -14,7 +14,9 @@ class SchedulerArguments(Section):
     """The `scheduler:` section."""
 
     dynamics_type: DynamicsName = option(
-        "Flow-SDE", "Transition of the rollout. Coupled trainers (grpo ...) need transition densities, so not ODE."
+        "Flow-SDE",
+        "Transition of the rollout: Flow-SDE, Dance-SDE, CPS, DDIM-eta or ODE. Coupled trainers (grpo ...) need "
+        "transition densities, so not ODE.",
     )
     noise_level: NonNegativeFloat = option(0.7, "eta of the stochastic steps; 0 makes them deterministic.")
     num_sde_steps: PositiveInt | None = option(
@@ -37,8 +39,8 @@ class SchedulerArguments(Section):
     sliding_stride: PositiveInt = option(1, "sliding: steps per move.")
     log_prob: Literal["auto", "normalised", "unnormalised"] = option(
         "auto",
-        "Form of the step log-prob, always a mean over elements: the Gaussian log-density, or -(x' - mean)^2 as CPS "
-        "recipes use. auto: unnormalised for CPS, else normalised.",
+        "Form of the step log-prob, always a mean over elements. normalised: the Gaussian log-density; unnormalised: "
+        "-(x' - mean)^2 as CPS recipes use; auto: unnormalised for CPS, else normalised.",
     )
     seed: int | None = option(None, "Seed of the choice of stochastic steps; null: train.seed.")
 

@@ -30,7 +30,8 @@ class TrainingArguments(CommonTrainingArguments):
     offload_samples_to_cpu: bool = option(False, "Keep stored trajectories on the CPU between rollout and training.")
     latent_storage_dtype: StorageDType | None = option(
         "fp32",
-        "dtype of stored latents; null: fp32. Below it the first ratio is exact still: states are rounded before use.",
+        "dtype of stored latents: fp32 (also null), bf16 or fp16. The first ratio is exact with each: states are "
+        "rounded before use.",
     )
     shuffle_samples: bool = option(True, "Shuffle a cycle's samples before they are cut into micro-batches.")
 

@@ -66,7 +66,7 @@ class CommonTrainingArguments(Section):
     adam_betas: tuple[Fraction, Fraction] = option((0.9, 0.999), "Decay of AdamW's two moments.")
     adam_epsilon: PositiveFloat = option(1e-8, "Epsilon of AdamW.")
     lr_scheduler: LRScheduler = option(
-        "constant", "Learning-rate schedule; linear and cosine need max_steps or epochs."
+        "constant", "Learning-rate schedule: constant, linear or cosine; the last two need max_steps or max_epochs."
     )
     lr_warmup_steps: NonNegativeInt = option(0, "Optimizer steps of linear warm-up.")
     enable_gradient_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
@@ -74,10 +74,13 @@ class CommonTrainingArguments(Section):
     ema_update_interval: PositiveInt = option(10, "Optimizer steps between two EMA updates.")
     ema_device: Device = option("auto", "Device that holds the EMA weights; auto: that of the model.")
     ema_decay_schedule: Literal["constant", "power", "linear", "piecewise_linear", "cosine", "warmup_cosine"] = option(
-        "power", "How the decay grows to ema_decay over the updates."
+        "power",
+        "How the decay grows to ema_decay over the updates. constant: ema_decay at once; power: at most (1 + n) / "
+        "(10 + n) at update n; linear (piecewise_linear) and cosine (warmup_cosine): from 0, in 100 updates.",
     )
     reference: Literal["base", "start"] = option(
-        "base", "Reference policy of KL terms: the pretrained base, or the weights at the start of the run."
+        "base",
+        "Reference policy of KL terms. base: the pretrained weights; start: the weights at the start of the run.",
     )
     resume: str = option(
         "auto",

@@ -20,7 +20,9 @@ class OfflineFlowMatchingTrainingArguments(CommonTrainingArguments):
 
     max_epochs: PositiveInt | None = option(1, "Passes over the dataset; null: until stopped.")
     gradient_accumulation_steps: PositiveInt = option(1, "Batches per optimizer step.")
-    weighting_scheme: Literal["logit_normal", "uniform"] = option("logit_normal", "How training times are drawn.")
+    weighting_scheme: Literal["logit_normal", "uniform"] = option(
+        "logit_normal", "How training times are drawn: logit_normal or uniform."
+    )
     logit_mean: float = option(0.0, "logit_normal: mean before the sigmoid.")
     logit_std: PositiveFloat = option(1.0, "logit_normal: standard deviation before the sigmoid.")
     time_shift: PositiveFloat = option(1.0, "Shift k of sigma: k s / (1 + (k-1) s); larger means noisier times.")
