@@ -20,6 +20,7 @@ Weight = float | Mapping[str, float]
 RewardWeights = Mapping[str, Weight] | Callable[[BaseSample], Mapping[str, float]]
 Rewards = Sequence[Mapping[str, float | None]] | Mapping[str, Sequence[float | None] | Tensor]
 MISSING = object()
+_LARGEST = 1e100  # squares of larger numbers, summed over a dataset, would overflow float64 and silently give 0
 
 
 @dataclass(frozen=True)
@@ -266,8 +267,11 @@ def _build_table(
             weights[i, k] = _weight(reward_weights, name, sample)
             if score is None:
                 failed[i, k] = True
-            elif not math.isfinite(score):
-                raise RunError(f"reward {name!r} is {score} for prompt {sample.prompt!r} (member {sample.member}).")
+            elif not abs(score) <= _LARGEST:
+                raise RunError(
+                    f"reward {name!r} is {score} for prompt {sample.prompt!r} (member {sample.member}); means and "
+                    f"deviations need finite numbers of at most {_LARGEST:g}."
+                )
             else:
                 rewards[i, k] = float(score)
     return RewardTable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flow_factory.hparams.types import NonNegativeInt, PositiveInt, Resolution, Section, option
+from flow_factory.hparams.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Resolution, Section, option
 
 # Fields of `eval:` that take the value of `train:` when they are not given.
 INHERITED_BY_EVAL = ("resolution", "guidance_scale", "per_device_batch_size")
@@ -28,7 +28,7 @@ class EvaluationArguments(Section):
     width: PositiveInt | None = option(None, "Overrides the width of resolution.")
     per_device_batch_size: PositiveInt = option(1, "Samples generated together on one device; not given: train's.")
     seed: int | None = option(None, "Seed of the evaluation noise, the same at every evaluation; null: train.seed.")
-    guidance_scale: float = option(3.5, "Guidance scale of the evaluation; not given: train's.")
+    guidance_scale: NonNegativeFloat = option(3.5, "Guidance scale of the evaluation; not given: train's.")
     num_inference_steps: PositiveInt = option(30, "Denoising steps of the evaluation.")
     eval_freq: NonNegativeInt = option(10, "Evaluate every so many cycles; 0: never.")
     solver: Literal["pipeline", "dynamics"] = option(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from flow_factory.hparams.scheduler_args import SchedulerArguments
 from flow_factory.hparams.training_args._common import CommonTrainingArguments
-from flow_factory.hparams.types import PositiveInt, StorageDType, option
+from flow_factory.hparams.types import NonNegativeFloat, PositiveInt, StorageDType, option
 
 
 @dataclass
@@ -26,7 +26,7 @@ class TrainingArguments(CommonTrainingArguments):
     group_size: PositiveInt = option(8, "K: samples per prompt; at least 2 where advantages compare a group's members.")
     unique_sample_num_per_epoch: PositiveInt = option(8, "M: prompts per cycle over all ranks.")
     num_inference_steps: PositiveInt = option(10, "Denoising steps of the rollout.")
-    guidance_scale: float = option(3.5, "Guidance scale of the rollout; models with CFG use it when above 1.")
+    guidance_scale: NonNegativeFloat = option(3.5, "Guidance scale of the rollout; models with CFG use it above 1.")
     offload_samples_to_cpu: bool = option(False, "Keep stored trajectories on the CPU between rollout and training.")
     latent_storage_dtype: StorageDType | None = option(
         "fp32",
