@@ -136,7 +136,7 @@ def test_debug_shows_the_traceback(project: Path) -> None:
     [
         (InputError("bad input"), 2, ["error: bad input"]),
         (RunError("it failed [red]"), 1, ["error: it failed [red]"]),
-        (Interrupted("saved", 15), 143, ["error: saved"]),
+        (Interrupted("saved", 15), 143, ["saved"]),
         (KeyboardInterrupt(), 130, ["interrupted"]),
         (ValueError("odd"), 1, ["error: ValueError: odd", "--debug"]),
     ],

@@ -41,9 +41,9 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
                 # A reward's call that hangs in its thread: the interpreter's teardown would wait for it.
                 from flow_factory.checkpoints.signals import exit_now
 
-                _say(str(error))
+                _say(str(error), label=None)
                 exit_now(error.exit_code)
-            _fail(str(error), error.exit_code)
+            _fail(str(error), error.exit_code, label=None)  # asked for, so not an error
         except FlowFactoryError as error:
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:
@@ -57,12 +57,12 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    _say(message)
+def _fail(message: str, code: int, label: str | None = "error: ") -> NoReturn:
+    _say(message, label)
     raise SystemExit(code)
 
 
-def _say(message: str) -> None:
+def _say(message: str, label: str | None = "error: ") -> None:
     if os.environ.get(_DEBUG) and sys.exc_info()[0] is not None:
         import traceback
 
@@ -71,4 +71,4 @@ def _say(message: str) -> None:
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text.assemble(("error: ", "bold red"), message))
+    console.print(Text.assemble((label, "bold red"), message) if label else message, markup=False)

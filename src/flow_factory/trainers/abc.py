@@ -341,7 +341,7 @@ class BaseTrainer(TrainerVerbs, ABC):
         """
         done = not self.should_continue_training()
         if not done and self.interrupt_requested():
-            self._leave("between two cycles")  # an evaluation that is due is done when the run goes on
+            self._leave("nothing was lost")  # an evaluation that is due is done when the run goes on
         if self._evaluation_due(done):
             try:
                 self.evaluate()

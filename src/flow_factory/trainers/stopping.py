@@ -40,9 +40,11 @@ class Stopping:
 
     def saved(self, signals: SignalGuard | None, what: str, epoch: int, checkpoint: Path | None) -> Interrupted:
         """The end of a run whose state was saved."""
+        # Without log.run_name the same command would start another run; the folder's own configuration never does.
+        where = f", or: flow-factory train {checkpoint.parent.parent / 'config.yaml'}" if checkpoint else ""
         return Interrupted(
-            f"stopped by a signal: {what}, and the state after {epoch} cycles was saved to {checkpoint}. Run the same "
-            f"command again to go on from there.",
+            f"stopped by a signal: {what}; the state after cycle {epoch} is in {checkpoint}. Run the same command again to "
+            f"go on{where}.",
             self._signum(signals),
         )
 
