@@ -33,6 +33,7 @@ def check(
     if dry_run:
         from flow_factory.cli.dry_run import run_dry
 
+        typer.echo("dry run: loading the model, trying the rewards and running one tiny cycle")
         result = run_dry(loaded)
         if result.first_ratio_deviation is not None:
             typer.echo(f"first ratio: max |rho - 1| = {result.first_ratio_deviation:.3g}")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from flow_factory.samples import BaseSample
     from flow_factory.trainers.abc import BaseTrainer
 
-# For other micro-batch compositions than the rollout's, and for reduced precision (numerics.md 8), half the clip range
-# is the largest deviation that leaves the clip its meaning; in fp32 the kernel is the same and must give exactly 1.
+# For other micro-batch compositions than the rollout's, and for reduced precision, half the clip range is the largest
+# deviation that leaves the clip its meaning; in fp32 the kernel is the same and must give exactly 1.
 _EXACT = 0.0
 
 
@@ -104,7 +104,7 @@ def shrink(config: Arguments, folder: Path) -> Arguments:
     base: dict[str, Any] = config.to_mapping()
     base["num_processes"] = 1
     base["eval"]["eval_freq"] = 0
-    base["log"].update(save_dir=str(folder), run_name="dry-run", logging_backend="none", save_freq=0)
+    base["log"].update(save_dir=str(folder), run_name="dry-run", logging_backend="none", save_freq=0, verbose=False)
     base["train"].update(resume="never", lr_warmup_steps=0)
     if not config.training_args.execution_contract.generates:
         base["train"].update(max_epochs=1, max_steps=1, gradient_accumulation_steps=1)

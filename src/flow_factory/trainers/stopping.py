@@ -43,8 +43,8 @@ class Stopping:
         # Without log.run_name the same command would start another run; the folder's own configuration never does.
         where = f", or: flow-factory train {checkpoint.parent.parent / 'config.yaml'}" if checkpoint else ""
         return Interrupted(
-            f"stopped by a signal: {what}; the state after cycle {epoch} is in {checkpoint}. Run the same command again to "
-            f"go on{where}.",
+            f"stopped by a signal: {what}; the state after cycle {epoch} is in {checkpoint}. Run the same command "
+            f"again to go on{where}.",
             self._signum(signals),
         )
 
