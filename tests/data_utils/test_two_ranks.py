@@ -43,5 +43,5 @@ def test_ranks_share_the_encoding(ranks: list[dict[str, Any]]) -> None:
 
 def test_a_failing_rank_fails_both(ranks: list[dict[str, Any]]) -> None:
     """Pitfall 44: one rank's encoder error reaches the other instead of leaving it waiting."""
-    assert ranks[0]["broken"]["error"] == "RunError: rank 1 failed: ValueError: encoder broke"
+    assert ranks[0]["broken"]["error"] == "PeerFailedError: rank 1 failed: ValueError: encoder broke"
     assert ranks[1]["broken"]["error"] == "ValueError: encoder broke"
