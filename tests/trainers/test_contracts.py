@@ -34,7 +34,8 @@ class OtherArguments(TrainingArguments):
 
 def built_in(registry: Registry) -> list[str]:
     """The package's own keys; other tests register theirs in the same process."""
-    return [key for key in registry.keys() if registry.path(key).startswith("flow_factory.")]
+    keys = registry.keys()
+    return [key for key in keys if registry.path(key).startswith("flow_factory.")]
 
 
 def test_registries_name_the_same_keys_with_equal_contracts() -> None:

@@ -144,6 +144,9 @@ class Shaper:
                 "remove it.",
                 place,
             )
+        others = _trainers_with(cls, key)
+        if others:
+            return Problem(path, f"unknown key; it belongs to train.trainer_type {' and '.join(others)}, not here.", place)
         close = nearest(key, known)
         hint = (
             f"did you mean {show_path((*path[:-1], close))}?"
@@ -169,6 +172,16 @@ def _field_types(cls: type) -> tuple[tuple[str, Any], ...]:
 def field_types(cls: type) -> dict[str, Any]:
     """Name -> annotation of the fields of a dataclass that can be given."""
     return dict(_field_types(cls))
+
+
+def _trainers_with(cls: type, key: str) -> list[str]:
+    """The registered trainers whose arguments have the field `key`, if `cls` are the arguments of another one."""
+    from flow_factory.hparams.training_args import get_training_args_class, training_args_keys
+    from flow_factory.hparams.training_args._common import CommonTrainingArguments
+
+    if not issubclass(cls, CommonTrainingArguments):
+        return []
+    return [name for name in training_args_keys() if key in field_types(get_training_args_class(name))]
 
 
 def is_class_fact(cls: type, name: str) -> bool:
