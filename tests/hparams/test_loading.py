@@ -54,6 +54,11 @@ def test_a_typo_is_an_error_with_the_nearest_key_and_its_line(tmp_path: Path, ke
         ({"rewards": {"weigth": 1}}, "rewards[0].weigth", "did you mean rewards[0].weight?"),
         ({"train": {"max_sequence_lenght": 8}}, "train.max_sequence_lenght", "train.max_sequence_length?"),
         ({"train": {"num_frames": 8}}, "train.num_frames", "unknown key"),
+        (
+            {"train": {"trainer_type": f"{__name__}.OutsideArguments", "clip_range": 1e-4}},
+            "train.clip_range",
+            "it belongs to train.trainer_type grpo",
+        ),
         ({"data": {"datasets": {"train": {"wieght": 1}}}}, "data.datasets[0].train.wieght", "train.weight?"),
         ({"train": {"execution_contract": "online"}}, "train.execution_contract", "cannot be set"),
         ({"train": {"paradigm": "decoupled"}}, "train.paradigm", "cannot be set"),

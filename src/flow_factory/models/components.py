@@ -122,8 +122,10 @@ def checkpoint_folder(path: str) -> Path:
     try:
         return Path(str(DiffusionPipeline.download(path)))
     except (OSError, HfHubHTTPError, ValueError) as error:
+        # The rest of the Hub's message speaks of its own arguments and of a traceback that is not shown.
+        reason = str(error).split(" (Cannot find")[0].removeprefix(f"Cannot load model {path}: ")
         raise InputError(
-            f"model.model_name_or_path: {path!r} is neither a folder nor a model that could be downloaded: {error}"
+            f"model.model_name_or_path: {path!r} is neither a folder nor a model that could be downloaded: {reason}"
         ) from error
 
 

@@ -123,9 +123,10 @@ class BaseTrainer(TrainerVerbs, ABC):
             try:
                 self._resume()
                 if not self.should_continue_training():
+                    lengths = ((key, getattr(self.training_args, key)) for key in ("max_epochs", "max_steps"))
+                    given = " and ".join(f"train.{key} ({value})" for key, value in lengths if value is not None)
                     self.tracker.display.line(
-                        f"this run is finished (train.max_epochs {self.training_args.max_epochs}, train.max_steps "
-                        f"{self.training_args.max_steps}): raise its length to go on, or give a new log.run_name."
+                        f"this run is finished already: raise {given} to go on, or give a new log.run_name."
                     )
                 self._boundary()
                 while self.should_continue_training():
