@@ -97,6 +97,7 @@ class BaseTrainer(TrainerVerbs, ABC):
         self._cycle_metrics: dict[str, float] = {}
         self._cycle_rewards: dict[str, float] | None = None
         self._plan: RolloutPlan | None = None
+        self._cycle_start = self.progress
         self._evaluated_epoch = -1
         self._saved: tuple[TrainingProgress, int] | None = None
 
@@ -157,7 +158,7 @@ class BaseTrainer(TrainerVerbs, ABC):
         if not self.driver.inside_cycle:
             self._cycle_losses, self._cycle_metrics = [], {}
         timings_before = dict(self.result.timings)
-        steps_before = self.progress.optimizer_step
+        began = self._cycle_start = self.progress
         try:
             completed = self.driver.run_cycle(self)
         except CycleDropped:
@@ -165,12 +166,16 @@ class BaseTrainer(TrainerVerbs, ABC):
                 self.reward_buffer.discard()
             self._leave("the unfinished cycle was dropped")
         except DeadlinePassedError:
+            self.progress = began
             raise self.stopping.lost(self.signals, self.result.checkpoint) from None
+        except BaseException:
+            self.progress = began  # a cycle that raises does not advance it, whatever it had done by then
+            raise
         if not completed:
             if self.interrupt_requested():
                 self._leave(f"the epoch was left before batch {getattr(self.driver, 'next_batch', 0)}")
             return
-        if self.progress.optimizer_step == steps_before:
+        if self.progress.optimizer_step == began.optimizer_step:
             raise RunError(f"cycle {self.epoch} of {type(self).__name__} made no optimizer step.")
         if self._cycle_rewards is not None:
             self.result.rewards.append(self._cycle_rewards)
@@ -363,8 +368,9 @@ class BaseTrainer(TrainerVerbs, ABC):
         return self.stopping.requested(self.signals)
 
     def check_interrupt(self) -> None:
-        """Drops the cycle if a signal has arrived; called where nothing has been changed yet."""
-        if self.interrupt_requested():
+        """Drops the cycle if a signal has arrived; does nothing once the cycle has changed weights."""
+        untouched = self.at_update_boundary and self.progress == self._cycle_start
+        if untouched and self.interrupt_requested():
             raise CycleDropped
 
     def _leave(self, what: str) -> NoReturn:
