@@ -12,7 +12,7 @@ ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML conf
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Overrides such as train.learning_rate=1e-5 or rewards[0].weight=0.5.",
         show_default=False,
     ),

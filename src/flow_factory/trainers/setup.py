@@ -288,7 +288,10 @@ def describe_run(
     from flow_factory.checkpoints.atomic import atomic_write_json
 
     trained = sum(p.numel() for r in adapter.weights.roles.values() for p in r.values())
-    total = sum(p.numel() for name in adapter.trained_components for p in adapter.bundle.component(name).parameters())
+    # Frozen LoRA adapters (reference, EMA) live in the components too, but they are copies and not the model.
+    copies = sum(v.numel() for s in adapter.weights.snapshots.values() for v in s.values.values())
+    held = sum(p.numel() for name in adapter.trained_components for p in adapter.bundle.component(name).parameters())
+    total = held - (copies if config.model_args.finetune_type == "lora" else 0)
     resolved: dict[str, Any] = {"trained_parameters": trained, "parameters_of_trained_components": total}
     lines = [f"training {trained:,} of {total:,} parameters ({config.model_args.finetune_type})"]
     if steps is not None:

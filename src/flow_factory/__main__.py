@@ -1,0 +1,5 @@
+"""`python -m flow_factory`: the command line."""
+
+from flow_factory.cli.app import main
+
+main()
