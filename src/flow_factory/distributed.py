@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flow_factory.errors import PeerFailedError, RunError
+from flow_factory.errors import PeerFailedError
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,6 @@ class Comm:
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """The JSON-able value of rank `source`, on every rank."""
         return self.gather_objects(value if self.rank == source else None)[source]
-
-    def agree(self, what: str, value: Any) -> None:
-        """Checks that all ranks hold the same JSON-able value.
-
-        Raises:
-            RunError: On every rank, naming the ranks that differ.
-        """
-        values = self.gather_objects(value)
-        if any(v != values[0] for v in values):
-            listed = ", ".join(f"rank {i}: {v!r}" for i, v in enumerate(values))
-            raise RunError(f"ranks disagree on {what} ({listed}); all ranks must run the same config on the same data.")
 
     def raise_together(self, error: BaseException | None) -> None:
         """Lets every rank fail when one does, so that none is left waiting in a collective.

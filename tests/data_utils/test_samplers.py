@@ -157,7 +157,7 @@ def test_the_schedule_does_not_depend_on_pythonhashseed() -> None:
     [
         ("distributed_k_repeat", 50, 4, 4, 1, "has 40 prompts, but a cycle draws 50"),
         ("distributed_k_repeat", 3, 2, 4, 1, "use a multiple of 2 for train.unique_sample_num_per_epoch"),
-        ("group_contiguous", 3, 4, 2, 2, "rank_local keeps groups on one rank; use a multiple of 2"),
+        ("group_contiguous", 3, 4, 2, 2, "group_contiguous keeps groups on one rank; use a multiple of 2"),
         ("group_contiguous", 6, 2, 4, 2, "use a multiple of 4"),
         ("group_distributed", 4, 3, 3, 2, "needs group_size divisible by the ranks"),
         ("contiguous_shard", 1, 2, 4, 1, "must be a multiple"),

@@ -75,7 +75,7 @@ def run_dry(config: Arguments) -> DryRunReport:
 def _smoke_rewards(trainer: BaseTrainer, folder: Path, report: DryRunReport) -> None:
     """Tries the training rewards and those of the evaluation."""
     from flow_factory.rewards.smoke import smoke_reward
-    from flow_factory.trainers.setup import build_eval_reward_processor
+    from flow_factory.trainers.setup import build_reward_processor
 
     facts: dict[str, Any] = {"sample_class": trainer.adapter.sample_class}
     if trainer.execution_contract.generates:
@@ -87,7 +87,7 @@ def _smoke_rewards(trainer: BaseTrainer, folder: Path, report: DryRunReport) -> 
         for name, model in processor.models.items():
             report.rewards[name] = smoke_reward(model, processor=processor, **facts)
     if trainer.config.eval_reward_args is not None:
-        processor = build_eval_reward_processor(trainer.config, trainer.comm, folder)
+        processor = build_reward_processor(trainer.config, trainer.comm, folder)
         processor.artifact_dir = None
         try:
             for name, model in processor.models.items():

@@ -6,9 +6,9 @@ no effect.
 
 Kinds (M prompts per cycle, K members per group, W ranks, B rows per batch):
 
-* `global_random` (distributed_k_repeat): all M K rows shuffled, groups spread over ranks.
-* `rank_local` (group_contiguous): a group stays on one rank, its members in consecutive rows.
-* `global_batch` (group_distributed): every rank has the same prompts, K / W members of each.
+* `distributed_k_repeat` (global_random): all M K rows shuffled, groups spread over ranks.
+* `group_contiguous` (rank_local): a group stays on one rank, its members in consecutive rows.
+* `group_distributed` (global_batch): every rank has the same prompts, K / W members of each.
 * `contiguous_shard`: the rows in group order, cut into W equal pieces; a group may straddle two ranks.
 """
 
@@ -20,14 +20,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from flow_factory.errors import InputError
+from flow_factory.hparams.data_args import SAMPLER_ALIASES, CanonicalSampler
 from flow_factory.samples.noise import Purpose, derive_seed
-
-ALIASES = {
-    "distributed_k_repeat": "global_random",
-    "group_contiguous": "rank_local",
-    "group_distributed": "global_batch",
-}
-KINDS = ("global_random", "rank_local", "global_batch", "contiguous_shard")
 
 
 @dataclass(frozen=True)
@@ -56,22 +50,21 @@ class Draw:
     member: int
 
 
-def canonical_kind(sampler_type: str) -> str:
-    """The kind behind a `sampler_type` or one of its older names.
+def canonical_kind(sampler_type: str) -> CanonicalSampler:
+    """The kind behind a `sampler_type` or one of its other names.
 
     Raises:
         InputError: If there is no such kind.
     """
-    kind = ALIASES.get(sampler_type, sampler_type)
-    if kind not in KINDS:
-        known = ", ".join((*KINDS, *ALIASES))
+    if sampler_type not in SAMPLER_ALIASES:
+        known = ", ".join(SAMPLER_ALIASES)
         raise InputError(f"data.sampler_type {sampler_type!r} has no sampler; use one of {known}.")
-    return kind
+    return SAMPLER_ALIASES[sampler_type]
 
 
 def is_rank_local(sampler_type: str) -> bool:
     """Whether all members of a group are generated on one rank (what groupwise rewards need)."""
-    return canonical_kind(sampler_type) == "rank_local"
+    return canonical_kind(sampler_type) == "group_contiguous"
 
 
 class PromptSequence:
@@ -192,9 +185,9 @@ class GroupSampler:
     def _rows(self, share: SourceShare, prompts: Sequence[int], cycle: int, rank: int) -> list[Draw]:
         """One dataset's rows on one rank, in the order they fill batches."""
         world, size, k = self.world_size, self.batch_size, self.group_size
-        if self.kind == "rank_local":
+        if self.kind == "group_contiguous":
             return [Draw(share.source, p, member) for p in prompts[rank::world] for member in range(k)]
-        if self.kind == "global_batch":
+        if self.kind == "group_distributed":
             part = k // world
             return [Draw(share.source, p, m) for p in prompts for m in range(rank * part, (rank + 1) * part)]
         rows = [Draw(share.source, p, member) for p in prompts for member in range(k)]
@@ -226,10 +219,10 @@ class GroupSampler:
                 f"{numbers}: M * group_size must be a multiple of ranks * batch size; use a multiple of "
                 f"{w * b // gcd(k, w * b)} for train.unique_sample_num_per_epoch."
             )
-        if self.kind == "rank_local" and (m % w or m // w * k % b):
+        if self.kind == "group_contiguous" and (m % w or m // w * k % b):
             unit = w * (b // gcd(k, b))
             raise InputError(f"{numbers}: {self.kind} keeps groups on one rank; use a multiple of {unit} for M.")
-        if self.kind == "global_batch" and (k % w or w * b % k):
+        if self.kind == "group_distributed" and (k % w or w * b % k):
             raise InputError(
                 f"{numbers}: {self.kind} needs group_size divisible by the ranks, and ranks * batch size divisible by "
                 "group_size."

@@ -6,6 +6,7 @@ A boolean is accepted only where a boolean is meant. Unknown keys are collected 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 from collections.abc import Iterable, Mapping
@@ -236,14 +237,10 @@ def _single_item(annotation: Any) -> Any:
 
 
 def _number(text: str) -> int | float | None:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None
 
 
 def _shown(value: Any, text: str | None) -> str:

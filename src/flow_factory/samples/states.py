@@ -61,12 +61,6 @@ class LatentState:
         """Applies `fn` to every component and keeps the masks."""
         return LatentState({name: fn(x) for name, x in self.components.items()}, self.masks)
 
-    def zip_map(self, fn: Callable[..., Tensor], *others: LatentState) -> LatentState:
-        """Applies `fn(self_component, *other_components)` component by component and keeps this state's masks."""
-        return LatentState(
-            {name: fn(x, *(other[name] for other in others)) for name, x in self.components.items()}, self.masks
-        )
-
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LatentState:
         """Moves components to `device` and `dtype`; masks move but stay boolean."""
         return LatentState(

@@ -65,7 +65,7 @@ class Evaluator:
         loaders = build_eval_loaders(config, adapter, comm) if config.eval_args.eval_freq else {}
         owns = config.eval_reward_args is not None
         if owns and loaders:
-            processor = setup.build_eval_reward_processor(config, comm, run_dir)
+            processor = setup.build_reward_processor(config, comm, run_dir)
         elif training_rewards is not None:
             processor = training_rewards.without_groups()
         else:

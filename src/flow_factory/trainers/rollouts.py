@@ -70,14 +70,14 @@ def resolve_sde_steps(arguments: SchedulerArguments, grid: Grid) -> SDESteps:
 
 
 def cycle_window(arguments: SchedulerArguments, steps: SDESteps, seed: int, cycle: int) -> tuple[int, ...]:
-    """The stochastic steps of a cycle: the same for every rank and every member of every group."""
+    """The stochastic steps of a cycle: the same for every rank and every member of every group; seed: `sde_seed`."""
     if arguments.dynamics_type == "ODE":
         return ()
     return select_window(
         steps.candidates,
         arguments.num_sde_steps,
         arguments.sde_window,
-        seed=seed if arguments.seed is None else arguments.seed,
+        seed=seed,
         cycle=cycle,
         window_range=arguments.sde_window_range,
         interval=arguments.sliding_interval,

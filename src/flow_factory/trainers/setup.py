@@ -194,32 +194,21 @@ def build_roles(
     return RoleOptimizationCoordinator(roles)
 
 
-def build_reward_processor(config: Arguments, comm: Comm, run_dir: Path, geometry: Geometry) -> RewardProcessor:
-    """Scores samples with `rewards`."""
+def build_reward_processor(
+    config: Arguments, comm: Comm, run_dir: Path, geometry: Geometry | None = None
+) -> RewardProcessor:
+    """Scores samples with `rewards`; without a geometry with `eval_rewards`, one sample per prompt."""
     from flow_factory.data_utils.samplers import is_rank_local
     from flow_factory.rewards.processor import RewardProcessor
 
     return RewardProcessor(
-        config.reward_args,
+        config.eval_reward_args if geometry is None else config.reward_args,
         comm,
         str(comm.device),
         artifact_dir=run_dir / "failed_samples",
         sources=[source.name for source in config.data_args.sources()],
-        groups_are_local=is_rank_local(geometry.sampler),
-        group_size=geometry.group_size,
-    )
-
-
-def build_eval_reward_processor(config: Arguments, comm: Comm, run_dir: Path) -> RewardProcessor:
-    """Scores samples with `eval_rewards`; evaluation draws one sample per prompt."""
-    from flow_factory.rewards.processor import RewardProcessor
-
-    return RewardProcessor(
-        config.eval_reward_args,
-        comm,
-        str(comm.device),
-        artifact_dir=run_dir / "failed_samples",
-        sources=[source.name for source in config.data_args.sources()],
+        groups_are_local=geometry is None or is_rank_local(geometry.sampler),
+        group_size=None if geometry is None else geometry.group_size,
     )
 
 
@@ -270,7 +259,7 @@ def replan(config: Arguments, geometry: Geometry, steps: SDESteps | None) -> Geo
     if steps is None or config.training_args.paradigm != "coupled":
         return geometry
     # Also the moment to learn that no such window exists, before prompts are encoded.
-    window = cycle_window(config.scheduler_args, steps, config.training_args.seed, 0)
+    window = cycle_window(config.scheduler_args, steps, config.sde_seed, 0)
     if config.scheduler_args.num_sde_steps is not None:
         return geometry
     return plan_geometry(config, geometry.world_size, loss_terms=len(window))

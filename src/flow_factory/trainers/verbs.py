@@ -141,7 +141,7 @@ class TrainerVerbs:
         if self._plan is None:
             assert self.sde_steps is not None
             window = cycle_window(
-                self.config.scheduler_args, self.sde_steps, self.training_args.seed, self.progress.rollout_iteration
+                self.config.scheduler_args, self.sde_steps, self.config.sde_seed, self.progress.rollout_iteration
             )
             self._plan = setup.build_plan(self.config, self.adapter, self.sde_steps, window)
         return self._plan
