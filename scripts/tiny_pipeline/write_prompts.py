@@ -1,9 +1,10 @@
-"""Write the embedded prompt sets: `<output>/{shapes,singles,counts,numbers}/{train,test}.txt`.
+"""Write the embedded prompt sets: `<output>/{shapes,singles,counts,numbers}/{train,test}.txt` and `shapes/panel.txt`.
 
 python scripts/tiny_pipeline/write_prompts.py --output src/flow_factory/assets/prompts
 
 Each side of the world's split goes to its own file, so no held-out combination is ever trained on. Sets that are larger
-than wanted are thinned at random, from a fixed seed.
+than wanted are thinned at random, from a fixed seed. `panel` holds further held-out combinations, none of them in
+`shapes/test.txt`: figures are quoted on it, so that settings chosen on the test file cannot flatter them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ SIZES: dict[str, dict[Split, dict[Kind, int]]] = {
     "counts": {"train": {"count": 144}, "test": {"count": 48}},
     "numbers": {"train": {"number": 160}, "test": {"number": 64}},
 }
+PANEL: dict[Kind, int] = {"single": 28, "count": 32, "number": 36}
 
 
-def choose(kind: Kind, split: Split, count: int, rng: np.random.Generator) -> list[Scene]:
-    """`count` different scenes of one side of the split; a quarter of the numbers have one digit."""
-    pool = [scene for scene in scenes(kind) if split_of(scene) == split]
+def choose(
+    kind: Kind, split: Split, count: int, rng: np.random.Generator, without: frozenset[str] = frozenset()
+) -> list[Scene]:
+    """`count` different scenes of one side of the split; a quarter of the numbers have one digit, if there are so many."""
+    pool = [scene for scene in scenes(kind) if split_of(scene) == split and format_caption(scene) not in without]
     if kind == "number":
         short = [scene for scene in pool if len(scene.digits) == 1]
         long = [scene for scene in pool if len(scene.digits) == 2]
-        parts = [(short, count // 4), (long, count - count // 4)]
+        few = min(count // 4, len(short))
+        parts = [(short, few), (long, count - few)]
     else:
         parts = [(pool, count)]
     return [part[i] for part, size in parts for i in sorted(rng.choice(len(part), size, replace=False))]
@@ -45,9 +50,17 @@ def main() -> None:
         for split, kinds in splits.items():
             chosen = [scene for kind, count in kinds.items() for scene in choose(kind, split, count, rng)]
             captions = [format_caption(chosen[i]) for i in rng.permutation(len(chosen))]
-            path = arguments.output / name / f"{split}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join(captions) + "\n")
+            write(arguments.output / name / f"{split}.txt", captions)
+    tested = frozenset((arguments.output / "shapes" / "test.txt").read_text().splitlines())
+    rng = np.random.default_rng(arguments.seed + 1)
+    chosen = [scene for kind, count in PANEL.items() for scene in choose(kind, "test", count, rng, tested)]
+    write(arguments.output / "shapes" / "panel.txt", [format_caption(chosen[i]) for i in rng.permutation(len(chosen))])
+
+
+def write(path: Path, lines: list[str]) -> None:
+    """One caption a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,14 @@ def test_no_held_out_prompt_is_trained_on_in_any_set() -> None:
     assert words[0] == words[1]
 
 
+def test_the_panel_for_figures_is_held_out_and_not_what_settings_are_chosen_on() -> None:
+    panel = prompts("shapes", "panel")
+    assert len(set(panel)) == len(panel) == 96
+    assert {split_of(parse_caption(line)) for line in panel} == {"test"}
+    assert not set(panel) & set(prompts("shapes", "test"))
+    assert {parse_caption(line).kind for line in panel} == {"single", "count", "number"}
+
+
 def test_each_set_holds_the_kinds_it_is_named_for() -> None:
     kinds = {name: {parse_caption(line).kind for line in prompts(name, "train")} for name in PROMPT_SETS}
     assert kinds == {
