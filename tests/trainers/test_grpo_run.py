@@ -75,6 +75,18 @@ def test_parameters_and_rollouts_move(tiny_sd3_dir: Path, tmp_path: Path) -> Non
     assert updates(tmp_path)[0]["default/param_change_norm"] > 0
 
 
+def test_rows_through_the_network_are_counted(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """The unit in which algorithms are compared: each picture once a step, each trained transition once more."""
+    trainer = make_trainer(tiny_sd3_dir, tmp_path, {"train.max_epochs": 2, "train.guidance_scale": 1.0})
+    samples, steps = trainer.geometry.samples_per_cycle, trainer.training_args.num_inference_steps
+    counts = trainer.start().counts
+    trained = 2 * samples * len(trainer.rollout_plan.window)
+    assert counts["trained_rows"] == trained
+    assert counts["network_rows"] == 2 * samples * steps + trained
+    rows = [row["network_rows"] for row in updates(tmp_path, "cycle")]
+    assert rows == [counts["network_rows"] / 2] * 2
+
+
 def test_same_seed_same_numbers(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

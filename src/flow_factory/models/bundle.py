@@ -20,11 +20,16 @@ class ModelBundle(nn.Module):
 
     Args:
         components: Component name ("transformer") to module. Parameter names are `name.<name in the component>`.
+
+    Attributes:
+        rows: Rows that went through a component so far: the unit in which the work of algorithms is compared.
+        trained_rows: Those of them with gradients.
     """
 
     def __init__(self, components: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self._depth = 0
+        self.rows = self.trained_rows = 0
         self._names: list[str] = []
         self._guard = self._make_guard()
         for name, module in components.items():
@@ -57,6 +62,9 @@ class ModelBundle(nn.Module):
 
     def forward(self, component: str, /, *args: Any, **kwargs: Any) -> Any:
         """Runs one component."""
+        rows = next((len(value) for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), 0)
+        self.rows += rows
+        self.trained_rows += rows if torch.is_grad_enabled() else 0
         self._depth += 1
         try:
             return self.get_submodule(component)(*args, **kwargs)

@@ -158,6 +158,8 @@ class BaseTrainer(TrainerVerbs, ABC):
         if not self.driver.inside_cycle:
             self._cycle_losses, self._cycle_metrics = [], {}
         timings_before = dict(self.result.timings)
+        bundle = self.adapter.bundle
+        rows_before = (bundle.rows, bundle.trained_rows)
         began = self._cycle_start = self.progress
         try:
             completed = self.driver.run_cycle(self)
@@ -182,6 +184,13 @@ class BaseTrainer(TrainerVerbs, ABC):
         self._after_acquisition_cycle()
         seconds = {k: self.result.timings[k] - timings_before.get(k, 0.0) for k in self.result.timings}
         self._cycle_metrics["loss"] = sum(self._cycle_losses) / len(self._cycle_losses)
+        for name, now, before in zip(
+            ("network_rows", "trained_rows"), (bundle.rows, bundle.trained_rows), rows_before, strict=True
+        ):
+            rows = (now - before) * self.comm.world_size  # ranks work in step
+            if self.execution_contract.generates:  # an epoch that was left in its middle would show a part
+                self._cycle_metrics[name] = float(rows)
+            self.result.counts[name] = self.result.counts.get(name, 0) + rows
         self.tracker.log_cycle(self.epoch, self.step, self._cycle_metrics, seconds)
         self.result.counts["cycles"] = self.result.counts.get("cycles", 0) + 1
 

@@ -19,7 +19,8 @@ class TrainingResult:
         rewards: One mapping per cycle: reward name to the mean over its samples; "total" is the weighted sum.
         losses: Mean loss of every optimizer step of the first role.
         evaluations: One mapping per evaluation: "cycle" and "<dataset>/<reward>" to the mean.
-        counts: "cycles", "optimizer_steps", "samples" of this process group.
+        counts: "cycles", "optimizer_steps", "samples" of this process group; "network_rows" are the rows that went
+            through the trained components in its cycles (evaluations apart), "trained_rows" those with gradients.
         timings: Seconds spent in "rollout", "feedback", "optimize", "evaluate", "checkpoint", "total".
     """
 
