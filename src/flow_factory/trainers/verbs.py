@@ -132,7 +132,9 @@ class TrainerVerbs:
         progress = self.tracker.progress("rollout", total=len(self.dataloader) * self.geometry.batch_size)
         with torch.no_grad(), self.sampling_policy(), progress as advance:
             samples = collect_samples(self.dataloader, generate, reward_buffer, self.check_interrupt, advance)
-        self.result.counts["samples"] = self.result.counts.get("samples", 0) + len(samples) * self.comm.world_size
+        made = len(samples) * self.comm.world_size
+        self._cycle_metrics["samples"] = self._cycle_metrics.get("samples", 0.0) + made
+        self.result.counts["samples"] = self.result.counts.get("samples", 0) + made
         return samples
 
     @property
