@@ -6,7 +6,7 @@ example's own test prompts. Figures are quoted on another panel (`scripts/measur
     python scripts/search_main_job.py --output guidance/data/main_job_search.jsonl     # runs what is not there yet
     python scripts/search_main_job.py --output guidance/data/main_job_search.jsonl --table
 
-A trial's record: its overrides, its stage, its seed, held-out scores before and after, and its seconds. Trials run side by
+A trial's record: its overrides, its seed, held-out scores before and after, and its seconds. Trials that run side by
 side share the machine, so their seconds say little; cycles and pictures are what they are compared by.
 """
 
@@ -113,10 +113,10 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="JSON lines, one trial each; continued if it exists.")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines, a trial each; continued if it exists.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
     parser.add_argument("--table", action="store_true", help="Only print the table of what has been run.")
-    parser.add_argument("--finalist", action="append", default=[], help="JSON of changes to run for 40 cycles, 2 seeds.")
+    parser.add_argument("--finalist", action="append", default=[], help="JSON of changes: 40 cycles, 2 seeds.")
     arguments = parser.parse_args()
     if not arguments.table:
         wanted = [{"changes": c, "seed": 7, "cycles": COARSE} for c in STAGE_ONE]
