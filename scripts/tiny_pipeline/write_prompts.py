@@ -28,7 +28,7 @@ PANEL: dict[Kind, int] = {"single": 28, "count": 32, "number": 36}
 def choose(
     kind: Kind, split: Split, count: int, rng: np.random.Generator, without: frozenset[str] = frozenset()
 ) -> list[Scene]:
-    """`count` different scenes of one side of the split; a quarter of the numbers have one digit, if so many are left."""
+    """`count` different scenes of one side of the split; a quarter of the numbers have one digit, if there are any."""
     pool = [scene for scene in scenes(kind) if split_of(scene) == split and format_caption(scene) not in without]
     if kind == "number":
         short = [scene for scene in pool if len(scene.digits) == 1]
