@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Velocity and transition of one step, in float32.
+    """Velocity and transition of one step, in float32; reductions to one number per row in float64.
 
     Attributes:
         velocity: v = noise - data, guided, with the graph of the network.
@@ -29,7 +29,7 @@ class StepOutput:
         mean: Mean of the transition.
         std: Component name to the effective std q of each row, [B]; 0 where the step is deterministic.
         diffusion: Component name to the diffusion coefficient a, [B].
-        log_prob: Mean log-density of `next_state` over active elements, [B]; None unless asked for.
+        log_prob: Mean log-density of `next_state` over active elements, float64 [B]; None unless asked for.
     """
 
     velocity: LatentState

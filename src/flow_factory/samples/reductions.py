@@ -2,7 +2,8 @@
 
 A row's log-probability in a rollout of 24 rows must equal the one replayed in a micro-batch of 4. PyTorch may split a
 float32 reduction differently for another batch size or thread count, which changes the last bits. Summing in float64
-and rounding once at the end makes the order invisible (except with a probability near 1e-8 per value).
+and rounding once at the end makes the order invisible: to float32 (except with a probability near 1e-8 per value), or
+with `drop_low_bits` where float32 is too coarse.
 """
 
 from __future__ import annotations
@@ -46,6 +47,24 @@ def row_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x.reshape(x.shape[0], -1).sum(dim=1, dtype=dtype) / max(1, x.shape[1:].numel())
     total = zero_inactive(x, mask).reshape(x.shape[0], -1).sum(dim=1, dtype=dtype)
     return total / active_count(x, mask).clamp(min=1).to(dtype)
+
+
+def drop_low_bits(x: Tensor, bits: int = 20) -> Tensor:
+    """`x` rounded to 53 - `bits` significant bits, so that the order of a float64 sum no longer shows in it.
+
+    With 20 bits the result is good to 1e-10 relative; the last bits of a sum, which depend on how it was split, cross a
+    rounding border with a probability near 1e-5. Veltkamp's splitting (T. J. Dekker, "A floating-point technique for
+    extending the available precision", Numerische Mathematik 18, 1971): c x - (c x - x) with c = 2^bits + 1. The
+    gradient is that of `x`.
+
+    Args:
+        x: float64; other dtypes are returned as they are.
+        bits: How many of the 53 to give up.
+    """
+    if x.dtype != torch.float64:
+        return x
+    scaled = x * float(2**bits + 1)
+    return scaled - (scaled - x)
 
 
 def zero_inactive(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from flow_factory.errors import InputError
-from flow_factory.samples.reductions import accumulation_dtype, row_mean, zero_inactive
+from flow_factory.samples.reductions import accumulation_dtype, drop_low_bits, row_mean, zero_inactive
 from flow_factory.scheduler.names import Dynamics, parse_dynamics
 
 
@@ -255,7 +255,9 @@ def log_prob(next_x: Tensor, moments: TransitionMoments, mask: Tensor | None = N
             form up to a constant. CPS recipes use it (arXiv 2509.05952): the normalised form diverges as c -> 0.
 
     Returns:
-        [B] in the moments' dtype.
+        float64 [B] (float32 where the device has no float64), with 33 significant bits: log-probs are of the order of
+        1, so float32 would resolve log-ratios to 1e-7 only, too coarse for a clip range of 2e-6, while all 53 bits
+        would show in which order a row was summed.
 
     Raises:
         InputError: If a row is deterministic.
@@ -269,9 +271,9 @@ def log_prob(next_x: Tensor, moments: TransitionMoments, mask: Tensor | None = N
     error = zero_inactive(next_x.detach().to(moments.mean.dtype) - moments.mean, mask)
     square = row_mean(error * error, mask)
     if not normalised:
-        return (-square).to(moments.mean.dtype)
+        return drop_low_bits(-square)
     q = moments.std.to(square.dtype)
-    return (-square / (2 * q * q) - q.log() - 0.5 * math.log(2 * math.pi)).to(moments.mean.dtype)
+    return drop_low_bits(-square / (2 * q * q) - q.log() - 0.5 * math.log(2 * math.pi))
 
 
 def effective_std(dynamics: Dynamics | str, sigmas: Tensor, noise_level: float) -> Tensor:
