@@ -102,12 +102,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def find_damage(folder: Path, *, hashes: bool = True) -> str | None:
+def find_damage(folder: Path, *, hashes: bool = True, below: str = "") -> str | None:
     """Says what is wrong with a checkpoint, or None if it is whole.
 
     Args:
         folder: The checkpoint.
         hashes: Whether contents are hashed; otherwise only presence and sizes are compared.
+        below: Only files whose path in the checkpoint begins so ("lora/"); "" looks at all.
 
     Returns:
         One sentence that names the file.
@@ -117,6 +118,8 @@ def find_damage(folder: Path, *, hashes: bool = True) -> str | None:
     except InputError as error:
         return str(error)
     for name, entry in manifest["files"].items():
+        if not name.startswith(below):
+            continue
         path = folder / name
         if not path.is_file():
             return f"{path} is missing."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from flow_factory.data_utils.conditions import PromptBatch
 from flow_factory.data_utils.loaders import EvalLoader, build_eval_loaders
 from flow_factory.distributed import Comm
 from flow_factory.hparams import Arguments
@@ -125,24 +126,10 @@ class Evaluator:
         loader, plan = self.loaders[name], self.plans[name]
         self.adapter.eval()
         weights = self.adapter.snapshot("ema") if "ema" in self.adapter.weights.snapshots else nullcontext()
-        samples: list[BaseSample] = []
-        with torch.no_grad(), weights, self.tracker.progress(f"evaluate {name}", total=loader.num_local) as advance:
-            for batch in loader:
-                if should_stop():
-                    break
-                keys = [NoiseKey(self.seed, 0, record.index, 0) for record in batch.records]
-                new = rollout_batch(
-                    self.adapter,
-                    batch,
-                    plan,
-                    keys,
-                    compute_log_prob=False,
-                    trajectory_indices=(),
-                    solver=self.solver,
-                )
-                samples.extend(new)
-                advance(len(new))
-        return samples
+        with weights, self.tracker.progress(f"evaluate {name}", total=loader.num_local) as advance:
+            return generate_panel(
+                self.adapter, loader, plan, self.seed, self.solver, advance=advance, should_stop=should_stop
+            )
 
     def _means(self, name: str, samples: list[BaseSample]) -> dict[str, float]:
         """Means over all ranks, which hold disjoint prompts; failed scores are left out."""
@@ -185,6 +172,46 @@ class Evaluator:
             if both:
                 rows = [("cycle 0", [before[i][1] for i in both]), (f"cycle {epoch}", [by_index[i] for i in both])]
                 save_comparison(rows, [captions[i] for i in both], folder / "before_after.png")
+
+
+def generate_panel(
+    adapter: BaseAdapter,
+    loader: Iterable[PromptBatch],
+    plan: RolloutPlan,
+    seed: int,
+    solver: Literal["pipeline", "dynamics"],
+    *,
+    member: int = 0,
+    advance: Callable[[int], None] = lambda count: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[BaseSample]:
+    """One sample of every prompt of a loader under the active weights: what training's evaluation and `eval` share.
+
+    The noise of a sample depends on (seed, index of its prompt, member) alone, so it is the same for any weights, batch
+    size and number of processes.
+
+    Args:
+        adapter: The model.
+        loader: This rank's batches of prompts.
+        plan: How they are sampled.
+        seed: Evaluation seed.
+        solver: "pipeline" or "dynamics".
+        member: Which of several samples of a prompt; training's evaluation makes member 0.
+        advance: Called with the number of new samples after each batch.
+        should_stop: Asked before each batch; true cuts the list short.
+    """
+    samples: list[BaseSample] = []
+    with torch.no_grad():
+        for batch in loader:
+            if should_stop():
+                break
+            keys = [NoiseKey(seed, 0, record.index, member) for record in batch.records]
+            new = rollout_batch(
+                adapter, batch, plan, keys, compute_log_prob=False, trajectory_indices=(), solver=solver
+            )
+            samples.extend(new)
+            advance(len(new))
+    return samples
 
 
 def _save_pixels(images: Mapping[int, torch.Tensor], captions: Mapping[int, str], path: Path) -> None:

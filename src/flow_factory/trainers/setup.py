@@ -319,11 +319,17 @@ def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window:
     )
 
 
-def build_eval_plan(config: Arguments, adapter: BaseAdapter[Any], dataset: str) -> RolloutPlan:
-    """How an evaluation set is sampled: `eval:`, with the dataset's own resolution, steps and guidance over it."""
+def build_eval_plan(config: Arguments, adapter: BaseAdapter[Any], dataset: str | None) -> RolloutPlan:
+    """How an evaluation set is sampled: `eval:`, with the dataset's own resolution, steps and guidance over it.
+
+    Args:
+        config: The configuration.
+        adapter: The model, which knows the grid.
+        dataset: Name of the dataset; None is for prompts of no dataset: `eval:` alone.
+    """
     arguments = config.eval_args
-    source = next(s for s in config.data_args.sources() if s.name == dataset)
-    spec = source.eval or DatasetEvalSpec()
+    source = next((s for s in config.data_args.sources() if s.name == dataset), None)
+    spec = (None if source is None else source.eval) or DatasetEvalSpec()
     height, width = spec.resolution or arguments.resolution
     num_steps = spec.num_inference_steps or arguments.num_inference_steps
     scale = arguments.guidance_scale if spec.guidance_scale is None else spec.guidance_scale
