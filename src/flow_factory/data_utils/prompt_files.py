@@ -8,13 +8,13 @@ name; every other key is metadata, which reaches the rewards).
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
+from flow_factory.data_utils.json_lines import decode_line, has_lone_surrogate, kind_of, numbered_lines, parse_object
 from flow_factory.errors import InputError
 
 MEDIA_KEYS: dict[str, Modality] = {
@@ -111,19 +111,11 @@ def read_prompts(path: str | Path, io: PipelineIOContract | None = None) -> list
         InputError: Naming file and line, if a line cannot be used; or if the file holds no prompts.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"prompt file {path}: {error.strerror or error}.") from error
     parse = _parse_json if path.suffix == ".jsonl" else _parse_text
     rows = []
-    # Not splitlines(): that also cuts at characters that may stand inside a prompt, such as U+2028.
-    for number, raw in enumerate(data.split(b"\n"), start=1):
+    for number, raw in numbered_lines(path, "prompt file"):
         place = f"{path}:{number}"
-        try:
-            text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise InputError(f"{place}: not UTF-8 (byte {error.start} of the line); save the file as UTF-8.") from error
+        text = decode_line(raw, number, place)
         if "\r" in text and path.suffix == ".txt":  # whole files of such lines would be one prompt
             raise InputError(f"{place}: a carriage return inside a line; end lines with a line feed (LF or CR LF).")
         if text:
@@ -171,33 +163,20 @@ def _parse_text(text: str, line: int, place: str, io: PipelineIOContract | None)
 
 
 def _parse_json(text: str, line: int, place: str, io: PipelineIOContract | None) -> PromptRow:
-    try:
-        row = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{place}: malformed JSON: {error.msg} (column {error.colno}); write one object a line."
-        ) from error
-    except _BadValue as error:
-        raise InputError(f"{place}: {error}") from error
-    except RecursionError as error:
-        raise InputError(f"{place}: lists or objects are nested too deeply to be read; flatten them.") from error
-    except ValueError as error:  # Python refuses to read integers of thousands of digits
-        raise InputError(f"{place}: a number has too many digits; write it as a string.") from error
-    if not isinstance(row, dict):
-        raise InputError(f'{place}: a {_kind(row)} instead of an object; write {{"prompt": "..."}}.')
+    row = parse_object(text, place, '{"prompt": "..."}')
     if "prompt" not in row:
         near = difflib.get_close_matches("prompt", row, n=1)
         hint = f" Did you mean {near[0]!r} to be it?" if near else ""
         raise InputError(f'{place}: no "prompt" (keys: {", ".join(row) or "none"}).{hint}')
     prompt = row.pop("prompt")
     if not isinstance(prompt, str):
-        raise InputError(f'{place}: "prompt" is a {_kind(prompt)} ({prompt!r}), not a string; put it in quotes.')
+        raise InputError(f'{place}: "prompt" is a {kind_of(prompt)} ({prompt!r}), not a string; put it in quotes.')
     if not prompt.strip():
         raise InputError(f'{place}: "prompt" is empty.')
     negative = row.pop("negative_prompt", None)
     if negative is not None and not isinstance(negative, str):
-        raise InputError(f'{place}: "negative_prompt" is a {_kind(negative)} ({negative!r}), not a string.')
-    if any("\ud800" <= character <= "\udfff" for character in prompt + (negative or "")):
+        raise InputError(f'{place}: "negative_prompt" is a {kind_of(negative)} ({negative!r}), not a string.')
+    if has_lone_surrogate(prompt + (negative or "")):
         raise InputError(
             f"{place}: half of a surrogate pair (\\ud800 to \\udfff) is no character; remove or complete it."
         )
@@ -251,25 +230,3 @@ def _check_required(row: PromptRow, place: str, io: PipelineIOContract | None) -
                 f"{place}: the model needs a {slot.modality.value} for {slot.name!r}; add it to a .jsonl file as "
                 f'"{slot.name}": "<path>".'
             )
-
-
-class _BadValue(ValueError):
-    """A JSON line that Python accepts and this format does not."""
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        names = [key for key, _ in pairs]
-        twice = next(key for key in names if names.count(key) > 1)
-        raise _BadValue(f'"{twice}" is given twice; keep one.')
-    return row
-
-
-def _no_constant(word: str) -> Any:
-    raise _BadValue(f"{word} is not JSON; write null or a number.")
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
-    return "null" if value is None else kinds.get(type(value), type(value).__name__)
