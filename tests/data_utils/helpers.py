@@ -64,7 +64,7 @@ class FakeAdapter:
     def encoder_identity(self, generation: Any = None) -> str:
         return self.identity
 
-    def guidance(self, guidance_scale: float) -> Any:
+    def guidance(self, guidance_scale: float, generation: Any = None) -> Any:
         return SimpleNamespace(needs_negative=lambda: guidance_scale > 1)
 
 

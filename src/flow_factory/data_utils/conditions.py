@@ -60,8 +60,8 @@ class Adapter(ConditionEncoder, Protocol):
         """The model's static facts."""
         ...
 
-    def guidance(self, guidance_scale: float) -> _Guidance:
-        """The guidance of a scale, which knows whether it needs negative conditions."""
+    def guidance(self, guidance_scale: float, generation: Any = None) -> _Guidance:
+        """The guidance of a scale (and the model-specific fields), which knows whether it needs negatives."""
         ...
 
 
@@ -175,9 +175,9 @@ def cache_identity(config: Arguments, adapter: ConditionEncoder, generation: Any
     }
 
 
-def needs_negative(adapter: Adapter, *guidance_scales: float) -> bool:
+def needs_negative(adapter: Adapter, *guidance_scales: float, generation: Any = None) -> bool:
     """Whether any of the scales (rollout, optimisation, evaluation) needs negative conditions."""
-    return any(adapter.guidance(scale).needs_negative() for scale in guidance_scales)
+    return any(adapter.guidance(scale, generation).needs_negative() for scale in guidance_scales)
 
 
 def _share(parallelism: str, comm: Comm) -> tuple[int, int]:

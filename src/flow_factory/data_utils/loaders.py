@@ -197,7 +197,8 @@ def build_prompt_loaders(
         world_size=comm.world_size,
         seed=train.seed,
     )
-    need_negative = needs_negative(adapter, train.guidance_scale, train.get_preprocess_guidance_scale())
+    scales = (train.guidance_scale, train.get_preprocess_guidance_scale())
+    need_negative = needs_negative(adapter, *scales, generation=config.train_generation)
     conditions = build_conditions(
         config, adapter, comm, list(datasets.values()), need_negative, config.train_generation
     )
@@ -228,7 +229,7 @@ def build_eval_loader(config: Arguments, adapter: Adapter, comm: Comm, dataset: 
         dataset, spec.split, io=adapter.spec.io, max_size=spec.max_dataset_size, drop_duplicates=False
     )
     scale = evaluation.guidance_scale if spec.guidance_scale is None else spec.guidance_scale
-    need_negative = needs_negative(adapter, scale)
+    need_negative = needs_negative(adapter, scale, generation=config.eval_generation)
     conditions = build_conditions(config, adapter, comm, [loaded], need_negative, config.eval_generation)
     return EvalLoader(loaded, conditions, evaluation.per_device_batch_size, comm.rank, comm.world_size)
 

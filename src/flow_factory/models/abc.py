@@ -150,8 +150,13 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """What the pipeline's scheduler takes as model output, from the toolkit's velocity (`solver: pipeline`)."""
         return velocity
 
-    def guidance(self, guidance_scale: float) -> GuidanceSpec:
-        """The guidance meant by `guidance_scale`."""
+    def guidance(self, guidance_scale: float, generation: Any = None) -> GuidanceSpec:
+        """The guidance meant by `guidance_scale`.
+
+        Args:
+            guidance_scale: As the pipeline's argument of that name counts it.
+            generation: The model-specific fields of `train:` or `eval:`; None means `train:`.
+        """
         return GuidanceSpec(scale=guidance_scale)
 
     def collate_conditions(self, conditions: Sequence[ConditionT]) -> ConditionT:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.samples import ComponentTimes
 
 
@@ -22,12 +24,18 @@ class GuidanceSpec:
             the grid (sigma drawn freely) the window does not apply.
         rescale: phi of "Common Diffusion Noise Schedules and Sample Steps are Flawed" (Lin et al., arXiv 2305.08891,
             equation 16): share of the guided prediction rescaled to the positive prediction's std; 0 = off.
+        embedded: The scale that a guidance-distilled network takes as an input of its own; None where it takes none.
+        keep_token_norm: Rescale each token (the last dimension) to the norm it has in the positive prediction.
+        norm_limit: Shrink the guided prediction of a row to at most this times the positive prediction's norm; 0 = off.
     """
 
     scale: float = 1.0
     sigma_window: tuple[float, float] | None = None
     step_window: tuple[float, float] | None = None
     rescale: float = 0.0
+    embedded: float | None = None
+    keep_token_norm: bool = False
+    norm_limit: float = 0.0
 
     def needs_negative(self) -> bool:
         """True if some step may ask for a negative prediction."""
@@ -60,7 +68,48 @@ class GuidanceSpec:
             dims = tuple(range(1, positive.ndim))
             ratio = positive.std(dim=dims, keepdim=True) / guided.std(dim=dims, keepdim=True)
             guided = self.rescale * (guided * ratio) + (1.0 - self.rescale) * guided
+        if self.keep_token_norm:
+            guided = guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+        if self.norm_limit > 0.0:
+            rows_shape = (-1, *([1] * (positive.ndim - 1)))
+            norms = [x.flatten(1).norm(dim=1).view(rows_shape) for x in (positive, guided)]
+            guided = guided * (self.norm_limit * norms[0] / norms[1]).clamp(max=1.0)
         rows = self.rows(times)
         if rows is None:
             return guided
         return torch.where(rows.view(-1, *([1] * (positive.ndim - 1))), guided, positive)
+
+
+def guide_together(
+    guidance: GuidanceSpec,
+    times: ComponentTimes,
+    condition: PromptCondition,
+    latents: Tensor,
+    timestep: Tensor,
+    network: Callable[[Tensor, Tensor, Prompts], Tensor],
+) -> Tensor:
+    """The guided prediction of pipelines that run both predictions as one batch of 2B rows, negatives first.
+
+    Args:
+        guidance: How predictions are combined.
+        times: Of this step.
+        condition: Encoded prompts, batch B.
+        latents: [B, ...].
+        timestep: The network's time input, [B].
+        network: (latents, timestep, prompts) to a prediction like the latents.
+    """
+    if not guidance.active(times):
+        return network(latents, timestep, condition.positive)
+    both = network(torch.cat([latents, latents]), torch.cat([timestep, timestep]), condition.guided)
+    negative, positive = both.chunk(2)
+    return guidance.combine(positive, negative, times)
+
+
+def guide_apart(
+    guidance: GuidanceSpec, times: ComponentTimes, condition: PromptCondition, network: Callable[[Prompts], Tensor]
+) -> Tensor:
+    """The guided prediction of pipelines that run two forwards, for which texts need not have equal lengths."""
+    positive = network(condition.positive)
+    if not guidance.active(times):
+        return positive
+    return guidance.combine(positive, network(condition.negative), times)

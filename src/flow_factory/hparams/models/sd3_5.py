@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
+from flow_factory.hparams.models.folder import component_config, vae_factor
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
 from flow_factory.hparams.types import option
 
@@ -23,24 +23,14 @@ class SD3_5GenerationArguments(GenerationArguments):
     )
 
 
-def _component_config(folder: Path | None, component: str) -> dict[str, Any]:
-    path = folder / component / "config.json" if folder is not None else None
-    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
-
-
-def _vae_factor(folder: Path | None) -> int:
-    channels = _component_config(folder, "vae").get("block_out_channels", [128, 256, 512, 512])
-    return 2 ** (len(channels) - 1)
-
-
 def size_factor(folder: Path | None) -> int:
     """VAE downsampling x transformer patch size; 16 for the published checkpoints."""
-    return _vae_factor(folder) * int(_component_config(folder, "transformer").get("patch_size", 2))
+    return vae_factor(folder) * int(component_config(folder, "transformer").get("patch_size", 2))
 
 
 def resolution_floor(folder: Path | None) -> int:
     """A quarter of the native side length (sample_size latents); 256 for the published checkpoints."""
-    return int(_component_config(folder, "transformer").get("sample_size", 128)) * _vae_factor(folder) // 4
+    return int(component_config(folder, "transformer").get("sample_size", 128)) * vae_factor(folder) // 4
 
 
 SPEC = ModelSpec(

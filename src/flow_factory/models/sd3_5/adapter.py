@@ -16,16 +16,17 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import (
 from torch import Tensor
 
 from flow_factory.models.abc import BaseAdapter
-from flow_factory.models.guidance import GuidanceSpec
-from flow_factory.models.sd3_5.conditions import SD3Condition
+from flow_factory.models.conditions import PromptCondition, Prompts, negative_texts
+from flow_factory.models.guidance import GuidanceSpec, guide_together
+from flow_factory.models.images import decode_images, encode_images
 from flow_factory.samples import ComponentTimes, LatentState, T2ISample
 
 
-class SD3_5Adapter(BaseAdapter[SD3Condition]):
+class SD3_5Adapter(BaseAdapter[PromptCondition]):
     """Text to image; latents [B, C, H / f, W / f] with the VAE's factor f; guidance batched in one forward."""
 
     sample_class = T2ISample
-    condition_class = SD3Condition
+    condition_class = PromptCondition
 
     def load_pipeline(self) -> StableDiffusion3Pipeline:
         return self.load_diffusers(StableDiffusion3Pipeline)
@@ -37,21 +38,21 @@ class SD3_5Adapter(BaseAdapter[SD3Condition]):
         negative_prompts: Sequence[str | None] | None = None,
         need_negative: bool = False,
         generation: Any = None,
-    ) -> SD3Condition:
-        negatives = [text or "" for text in negative_prompts] if negative_prompts else [""] * len(prompts)
+    ) -> PromptCondition:
         embeds, negative_embeds, pooled, negative_pooled = self.pipeline.encode_prompt(
             prompt=list(prompts),
             prompt_2=None,
             prompt_3=None,
-            negative_prompt=negatives,
+            negative_prompt=negative_texts(negative_prompts, len(prompts)),
             do_classifier_free_guidance=need_negative,
             device=self.device,
             max_sequence_length=(generation or self.config.train_generation).max_sequence_length,
         )
-        return SD3Condition(embeds, pooled, negative_embeds, negative_pooled)
+        negative = Prompts(negative_embeds, negative_pooled) if need_negative else None
+        return PromptCondition.of(Prompts(embeds, pooled), negative)
 
     def prepare_latents(
-        self, condition: SD3Condition, generators: Sequence[torch.Generator], height: int, width: int
+        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
     ) -> LatentState:
         channels = self.pipeline.transformer.config.in_channels
         latents = self.pipeline.prepare_latents(
@@ -59,7 +60,7 @@ class SD3_5Adapter(BaseAdapter[SD3Condition]):
         )
         return LatentState.single(latents)
 
-    def grid_arguments(self, num_steps: int, state: LatentState, condition: SD3Condition) -> dict[str, Any]:
+    def grid_arguments(self, num_steps: int, state: LatentState, condition: PromptCondition) -> dict[str, Any]:
         scheduler = self.pipeline.scheduler.config
         if not scheduler.get("use_dynamic_shifting", None):
             return {}
@@ -75,44 +76,29 @@ class SD3_5Adapter(BaseAdapter[SD3Condition]):
         return {"mu": mu}
 
     def predict_velocity(
-        self, state: LatentState, times: ComponentTimes, condition: SD3Condition, guidance: GuidanceSpec
+        self, state: LatentState, times: ComponentTimes, condition: PromptCondition, guidance: GuidanceSpec
     ) -> LatentState:
-        latents, timestep = state.only, times.only.timestep
-        if not guidance.active(times):
-            return LatentState.single(
-                self._transformer(latents, timestep, condition.prompt_embeds, condition.pooled_prompt_embeds)
-            )
-        embeds, pooled = condition.guided
-        both = self._transformer(torch.cat([latents, latents]), torch.cat([timestep, timestep]), embeds, pooled)
-        negative, positive = both.chunk(2)
-        return LatentState.single(guidance.combine(positive, negative, times))
+        return LatentState.single(
+            guide_together(guidance, times, condition, state.only, times.only.timestep, self._transformer)
+        )
 
-    def _transformer(self, latents: Tensor, timestep: Tensor, embeds: Tensor, pooled: Tensor) -> Tensor:
+    def _transformer(self, latents: Tensor, timestep: Tensor, prompts: Prompts) -> Tensor:
+        assert prompts.pooled is not None
         cast = self.network_input
         return self.network("transformer")(
             hidden_states=cast("transformer", latents),
             timestep=timestep,
-            encoder_hidden_states=cast("transformer", embeds),
-            pooled_projections=cast("transformer", pooled),
+            encoder_hidden_states=cast("transformer", prompts.embeds),
+            pooled_projections=cast("transformer", prompts.pooled),
             return_dict=False,
         )[0]
 
     @torch.no_grad()
     def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:
-        vae = self.pipeline.vae
-        latents = (state.only.to(vae.dtype) / vae.config.scaling_factor) + vae.config.shift_factor
-        decoded = vae.decode(latents, return_dict=False)[0]
-        pixels = self.pipeline.image_processor.postprocess(decoded, output_type="pt")
-        # The rounding of the pipeline's own PIL output, so that a reward sees what a user would save.
-        return list((pixels.float() * 255).round().to(torch.uint8).cpu().unbind())
+        return decode_images(self.pipeline, state.only)
 
     @torch.no_grad()
     def encode_output_state(
         self, media: Sequence[Tensor], generators: Sequence[torch.Generator] | None = None
     ) -> LatentState:
-        """Latents of uint8 images [C, H, W]: the posterior's mean, or a sample, row i from `generators[i]`."""
-        vae = self.pipeline.vae
-        pixels = self.pipeline.image_processor.preprocess(torch.stack(list(media)).float() / 255)
-        posterior = vae.encode(pixels.to(self.device, vae.dtype)).latent_dist
-        latents = posterior.mode() if generators is None else posterior.sample(generator=list(generators))
-        return LatentState.single((latents.float() - vae.config.shift_factor) * vae.config.scaling_factor)
+        return LatentState.single(encode_images(self.pipeline, media, generators, self.device))
