@@ -12,6 +12,7 @@ from flow_factory.cli.check import check
 from flow_factory.cli.config import config_app
 from flow_factory.cli.errors import DebugOption
 from flow_factory.cli.listing import list_names
+from flow_factory.cli.sample import sample
 from flow_factory.cli.train import train
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ def root(
 
 app.command("train")(train)
 app.command("check")(check)
+app.command("sample")(sample)
 app.command("list")(list_names)
 app.add_typer(config_app, name="config")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from flow_factory.hparams.errors import FieldError
@@ -83,3 +84,11 @@ class ModelArguments(Section):
     def components(self) -> list[str]:
         """`target_components` as a list."""
         return [self.target_components] if isinstance(self.target_components, str) else list(self.target_components)
+
+    @property
+    def resume_kind(self) -> Literal["lora", "full", "state"] | None:
+        """What `resume_path` holds, "lora" or "full"; None if it is not given. ("state" is refused above.)"""
+        if self.resume_path is None or self.resume_type is not None:
+            return self.resume_type
+        folder = Path(self.resume_path).expanduser()
+        return "full" if any((folder / name).is_dir() for name in self.components) else "lora"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -33,7 +32,7 @@ def make_weights(
     if model.finetune_type == "full":
         weights: Weights = FullWeights(bundle, components)
     else:
-        if resume_kind(config, components) == "full":
+        if model.resume_kind == "full":
             for name in components:
                 export.load_full(name, bundle.component(name), str(model.resume_path))
         wanted = spec.default_lora_targets if model.target_modules == "all" else model.target_modules
@@ -52,16 +51,6 @@ def make_weights(
     return weights
 
 
-def resume_kind(config: Arguments, components: Sequence[str]) -> str | None:
-    """What `model.resume_path` holds: "lora", "full", or None if it is not given."""
-    model = config.model_args
-    if model.resume_path is None:
-        return None
-    if model.resume_type is not None:
-        return model.resume_type
-    return "full" if any((Path(model.resume_path).expanduser() / name).is_dir() for name in components) else "lora"
-
-
 @torch.no_grad()
 def load_initial_weights(config: Arguments, bundle: ModelBundle, components: Sequence[str], weights: Weights) -> None:
     """Reads `model.resume_path` into the first role and lets the other roles start from it.
@@ -69,12 +58,12 @@ def load_initial_weights(config: Arguments, bundle: ModelBundle, components: Seq
     Raises:
         InputError: If the path holds something else than the run trains.
     """
-    path, kind = config.model_args.resume_path, resume_kind(config, components)
+    path, kind = config.model_args.resume_path, config.model_args.resume_kind
     if path is None or kind is None:
         return
     if isinstance(weights, LoraWeights):
         if kind == "lora":
-            _load_lora(weights, components, path)
+            load_lora(weights, components, path)
     elif kind == "full":
         for name in components:
             export.load_full(name, bundle.component(name), path)
@@ -90,7 +79,13 @@ def load_initial_weights(config: Arguments, bundle: ModelBundle, components: Seq
                 target.copy_(source)
 
 
-def _load_lora(weights: LoraWeights, components: Sequence[str], path: str) -> None:
+@torch.no_grad()
+def load_lora(weights: LoraWeights, components: Sequence[str], path: str) -> None:
+    """Reads a LoRA file into the first role.
+
+    Raises:
+        InputError: If it does not fit, or holds weights of components that are not trained.
+    """
     found = export.read_lora(path)
     foreign = sorted(set(found) - set(components))
     if foreign:

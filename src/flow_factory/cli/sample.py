@@ -1,0 +1,115 @@
+"""`flow-factory sample`: pictures of a model or a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flow_factory.cli.errors import DebugOption, guarded
+from flow_factory.cli.outputs import Force, choose_folder
+from flow_factory.cli.sources import Averaged, Checkpoint, Overrides, Source, SourcePath, check_model, open_source
+
+if TYPE_CHECKING:
+    from flow_factory.data_utils.prompt_choice import PromptChoice
+    from flow_factory.trainers.inference import Variant
+
+
+@guarded
+def sample(
+    source: SourcePath,
+    overrides: Overrides = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", metavar="TEXT", help="A prompt; may be given several times.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="Prompts, one a line, or .jsonl.", show_default=False),
+    ] = None,
+    num: Annotated[
+        int | None,
+        typer.Option(
+            "--num",
+            min=1,
+            metavar="N",
+            help="Pictures in all, dealt evenly to the prompts; one each.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of the noise; that of evaluations.", show_default=False)
+    ] = None,
+    checkpoint: Checkpoint = None,
+    ema: Averaged = None,
+    without_lora: Annotated[
+        bool,
+        typer.Option("--without-lora", help="The base model, without what the run trained.", show_default=False),
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="The base model too, from the same noise, side by side.", show_default=False),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Folder to create; samples-<name>.", show_default=False),
+    ] = None,
+    force: Force = False,
+    debug: DebugOption = False,
+) -> None:
+    """Make pictures with a run's trained weights, or with the base model of a configuration.
+
+    Without --prompt and --prompts the first prompts of the evaluation set are taken, with the noise that evaluations
+    give them. `eval:` says how pictures are made: eval.num_inference_steps=20, eval.guidance_scale=4.
+    """
+    from flow_factory.data_utils.prompt_choice import choose_prompts
+    from flow_factory.errors import InputError
+
+    opened = open_source(source, overrides, checkpoint, ema)
+    if (compare or without_lora) and opened.trained is None:
+        raise InputError(
+            f"{source!r} has no trained weights to compare with or to leave out; give the folder of a run, or "
+            f"model.resume_path=PATH."
+        )
+    if compare and without_lora:
+        raise InputError("--compare shows both; leave out --without-lora.")
+    check_model(opened.config)
+    choices = choose_prompts(opened.config, prompt or (), prompts, num)
+    target = choose_folder(output, f"samples-{opened.name}", "samples.json", force)
+    variants: list[Variant] = (
+        ["base", "trained"] if compare else ["base" if without_lora or opened.trained is None else "trained"]
+    )
+    _run(opened, choices, variants, opened.config.eval_seed if seed is None else seed, target)
+
+
+def _run(opened: Source, choices: list[PromptChoice], variants: list[Variant], seed: int, target: Path) -> None:
+    from flow_factory.checkpoints.atomic import atomic_folder
+    from flow_factory.cli.progress import counting
+    from flow_factory.trainers import setup
+    from flow_factory.trainers.inference import build_inference_model
+    from flow_factory.trainers.sampling import GRID, check_makes_pictures, make_pictures, write_pictures
+
+    config = opened.config
+    check_makes_pictures(config)
+    typer.echo(f"weights: {opened.describe(variants)}")
+    comm = setup.build_comm(setup.build_accelerator(config))
+    model = build_inference_model(config, comm, opened.trained, variants)
+    with counting("sample", len(choices) * len(variants)) as advance:
+        made = make_pictures(model, config, choices, variants, seed, advance)
+    with atomic_folder(target, replace=True) as folder:
+        write_pictures(folder, made, _facts(opened, seed))
+    typer.echo(f"wrote {len(choices) * len(variants)} pictures and {GRID} to {target}")
+
+
+def _facts(opened: Source, seed: int) -> dict[str, Any]:
+    evaluation = opened.config.eval_args
+    return {
+        "model": opened.config.model_args.model_name_or_path,
+        "trained_weights": None if opened.trained is None else str(opened.trained),
+        "seed": seed,
+        "num_inference_steps": evaluation.num_inference_steps,
+        "guidance_scale": evaluation.guidance_scale,
+        "resolution": list(evaluation.resolution),
+        "solver": evaluation.solver,
+    }

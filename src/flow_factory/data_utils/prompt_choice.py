@@ -1,0 +1,104 @@
+"""Which prompts to make pictures of, and how many of each. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flow_factory.data_utils.prompt_files import PromptRow, find_prompt_file, has_split, read_prompts
+from flow_factory.errors import InputError
+from flow_factory.hparams import DatasetEvalSpec
+
+if TYPE_CHECKING:
+    from flow_factory.hparams import Arguments, DatasetArguments
+
+DEFAULT_PICTURES = 16
+
+
+@dataclass(frozen=True)
+class PromptChoice:
+    """One picture to make.
+
+    Attributes:
+        prompt: The text.
+        negative_prompt: The negative text, or None.
+        index: Row of the prompt in its list, which seeds the noise as it does in evaluations.
+        member: Which picture of this prompt, from 0.
+        source: Name of the evaluation set, or None for prompts that were given.
+    """
+
+    prompt: str
+    negative_prompt: str | None
+    index: int
+    member: int
+    source: str | None
+
+
+def choose_prompts(
+    config: Arguments, texts: Sequence[str] = (), file: Path | None = None, count: int | None = None
+) -> list[PromptChoice]:
+    """The pictures to make: of given texts, of a file's prompts, or of the first ones of the evaluation set.
+
+    Args:
+        config: Names the evaluation sets.
+        texts: Prompts.
+        file: A `.txt` or `.jsonl` file of prompts.
+        count: Pictures in all, dealt evenly to the prompts in order; None makes one of each (of an evaluation set, the
+            first 16).
+
+    Raises:
+        InputError: If a prompt is empty, there are none, or the model needs condition media.
+    """
+    if texts and file is not None:
+        raise InputError("--prompt and --prompts are both given; put all prompts into the file, or leave it out.")
+    source: str | None = None
+    if texts:
+        rows = [_row(text) for text in texts]
+    elif file is not None:
+        rows = read_prompts(file.expanduser(), config.spec.io)
+        if not rows:
+            raise InputError(f"--prompts {file} holds no prompts.")
+    else:
+        dataset = default_dataset(config)
+        source = dataset.name
+        spec = dataset.eval or DatasetEvalSpec()
+        rows = read_prompts(find_prompt_file(dataset.dataset_dir, spec.split), config.spec.io)[: spec.max_dataset_size]
+        rows = rows[: DEFAULT_PICTURES if count is None else count]
+    with_media = next((row for row in rows if row.media), None)
+    if with_media is not None:
+        raise InputError(
+            f"the prompt {with_media.prompt!r} names condition media ({with_media.media[0].path}); sampling from the "
+            f"command line takes text alone."
+        )
+    total = len(rows) if count is None else count
+    choices = []
+    for index, row in enumerate(rows):
+        for member in range(-(-max(0, total - index) // len(rows))):
+            choices.append(PromptChoice(row.prompt, row.negative_prompt, index, member, source))
+    return choices
+
+
+def default_dataset(config: Arguments) -> DatasetArguments:
+    """The first dataset that is evaluated.
+
+    Raises:
+        InputError: If there is none.
+    """
+    for dataset in config.data_args.sources():
+        if dataset.eval is not None:
+            if dataset.eval.enabled:
+                return dataset
+        elif has_split(dataset.dataset_dir, DatasetEvalSpec().split):
+            return dataset
+    raise InputError(
+        "the configuration has no evaluation set whose prompts could be taken: no dataset has a test split. Give "
+        "--prompt TEXT or --prompts FILE."
+    )
+
+
+def _row(text: str) -> PromptRow:
+    if not text.strip():
+        raise InputError(f"--prompt {text!r} is empty; give a text, or leave it out for the evaluation set's prompts.")
+    return PromptRow(text.strip())
