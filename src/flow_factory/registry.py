@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -156,6 +157,17 @@ def load_plugins(names: Iterable[str] = ()) -> None:
                 point.load()
     for name in names:
         importlib.import_module(name)
+
+
+def describe_object(obj: Any) -> str:
+    """`package.module.name (file.py:12)`, for errors about somebody's function or class; the place if it is known."""
+    name = getattr(obj, "__qualname__", type(obj).__qualname__)
+    label = f"{getattr(obj, '__module__', type(obj).__module__)}.{name}"
+    try:
+        file, (_, line) = inspect.getsourcefile(obj), inspect.getsourcelines(obj)
+    except (TypeError, OSError):  # built-in, or typed into a console
+        return label
+    return f"{label} ({file}:{max(line, 1)})"
 
 
 def _dotted(entry: Any) -> str:

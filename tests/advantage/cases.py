@@ -17,6 +17,7 @@ CASES = [
     ("strided", "sum", True),
     ("uneven", "sum", False),
     ("all-on-one", "gdpo", False),
+    ("uneven", "per_prompt", False),
 ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from flow_factory.advantage import AdvantageProcessor
 from flow_factory.advantage.estimators import sum_advantages
-from flow_factory.advantage.processor import signed64
+from flow_factory.advantage.table import signed64
 from flow_factory.errors import InputError, RunError
 from tests.advantage.cases import WEIGHTS, make_cycle, make_sample
 
@@ -165,21 +165,22 @@ def test_metrics_per_source_where_there_are_several():
 
 
 def test_a_callable_replaces_the_estimator():
-    def ranks(rewards, group_ids, source_ids, weights, mask, *, global_std):
-        return (rewards[:, 0] > rewards[:, 0].mean()).float() * 2 - 1
+    def ranks(rewards, groups):
+        return (rewards > rewards.mean()).float() * 2 - 1
 
     samples = samples_with({"a": 0.0}, {"a": 1.0})
     assert processor(aggregation=ranks).compute(samples, None, {"a": 1.0}).tolist() == [-1.0, 1.0]
     dotted = processor(aggregation="flow_factory.advantage.estimators.sum_advantages")
-    assert dotted.estimator is sum_advantages
+    assert dotted.estimator.func is sum_advantages and dotted.estimator.keywords == {"global_std": False}
 
 
 @pytest.mark.parametrize("result", [torch.zeros(3), torch.zeros(2, 1), torch.tensor([0.0, math.nan])])
 def test_wrong_results_of_an_estimator_are_named(result):
-    def broken(*_, global_std):
+    def broken(rewards, groups):
         return result
 
-    with pytest.raises(RunError, match=r"advantage estimator 'broken' returned shape .* expected \(2,\)"):
+    where = r"'broken', .*broken \(.*test_advantage_processor.py:\d+\),"
+    with pytest.raises(RunError, match=rf"advantage estimator {where} returned shape .* expected \(2,\)"):
         processor(aggregation=broken).compute(samples_with({"a": 0.0}, {"a": 1.0}), None, {"a": 1.0})
 
 

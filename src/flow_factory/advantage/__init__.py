@@ -1,4 +1,4 @@
-"""Advantages: pure estimators in a registry, and the processor that gathers, groups and calls them."""
+"""Advantages: estimators in a registry, and the processor that gathers, groups and calls them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from flow_factory.advantage.registry import get_adv_estimator, list_adv_estimato
 
 if TYPE_CHECKING:
     from flow_factory.advantage.estimators import AdvantageEstimator, gdpo_advantages, sum_advantages
+    from flow_factory.advantage.groups import Components, Groups
     from flow_factory.advantage.processor import AdvantageProcessor
+    from flow_factory.advantage.stateful import StatefulEstimator
 
 __all__ = [
     "AdvantageEstimator",
     "AdvantageProcessor",
+    "Components",
+    "Groups",
+    "StatefulEstimator",
     "gdpo_advantages",
     "get_adv_estimator",
     "list_adv_estimators",
@@ -25,7 +30,10 @@ _HOMES = {
     "AdvantageEstimator": "estimators",
     "gdpo_advantages": "estimators",
     "sum_advantages": "estimators",
+    "Components": "groups",
+    "Groups": "groups",
     "AdvantageProcessor": "processor",
+    "StatefulEstimator": "stateful",
 }
 
 

@@ -2,91 +2,32 @@
 
 from __future__ import annotations
 
-import math
+import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flow_factory.advantage.estimators import AdvantageEstimator, group_rows, population_std, weighted_totals
+from flow_factory.advantage.estimators import AdvantageEstimator
+from flow_factory.advantage.groups import Groups, group_rows, population_std, weighted_totals
 from flow_factory.advantage.registry import get_adv_estimator
+from flow_factory.advantage.stateful import StatefulEstimator
+from flow_factory.advantage.table import (
+    Rewards,
+    RewardTable,
+    RewardWeights,
+    build_table,
+    empty_table,
+    rows_of_scores,
+    signed64,
+)
 from flow_factory.distributed import Comm
-from flow_factory.errors import InputError, RunError
+from flow_factory.errors import FlowFactoryError, InputError, RunError
+from flow_factory.hparams.keyword_params import bind_params
+from flow_factory.registry import describe_object
 from flow_factory.samples.sample import BaseSample
-
-Weight = float | Mapping[str, float]
-RewardWeights = Mapping[str, Weight] | Callable[[BaseSample], Mapping[str, float]]
-Rewards = Sequence[Mapping[str, float | None]] | Mapping[str, Sequence[float | None] | Tensor]
-MISSING = object()
-_LARGEST = 1e100  # squares of larger numbers, summed over a dataset, would overflow float64 and silently give 0
-
-
-@dataclass(frozen=True)
-class RewardTable:
-    """Rewards of samples in rows, on CPU.
-
-    Attributes:
-        source_ids, group_ids, members: int64 [N].
-        rewards, weights: float64 [N, R]; 0 outside the mask.
-        applicable: bool [N, R], the reward is meant for the sample.
-        failed: bool [N, R], it is meant for it, but scoring failed.
-    """
-
-    source_ids: Tensor
-    group_ids: Tensor
-    members: Tensor
-    rewards: Tensor
-    weights: Tensor
-    applicable: Tensor
-    failed: Tensor
-
-    @property
-    def mask(self) -> Tensor:
-        """bool [N, R]: usable rewards. A sample with a failed reward has none: its total would be a different sum."""
-        return self.applicable & ~self.failed.any(dim=1, keepdim=True)
-
-    def __getitem__(self, rows: Tensor) -> RewardTable:
-        return RewardTable(
-            self.source_ids[rows],
-            self.group_ids[rows],
-            self.members[rows],
-            self.rewards[rows],
-            self.weights[rows],
-            self.applicable[rows],
-            self.failed[rows],
-        )
-
-    def gather(self, comm: Comm) -> RewardTable:
-        """The tables of all ranks, in rank order. Integers travel as int64, scores as float64."""
-        r = self.rewards.shape[1]
-        ids = torch.stack([self.source_ids, self.group_ids, self.members], dim=1)
-        flags = torch.cat([self.applicable, self.failed], dim=1).to(torch.int64)
-        integers = comm.gather_rows(torch.cat([ids, flags], dim=1).contiguous())
-        floats = comm.gather_rows(torch.cat([self.rewards, self.weights], dim=1).contiguous())
-        return RewardTable(
-            integers[:, 0],
-            integers[:, 1],
-            integers[:, 2],
-            floats[:, :r],
-            floats[:, r:],
-            integers[:, 3 : 3 + r].bool(),
-            integers[:, 3 + r :].bool(),
-        )
-
-    def canonical_order(self) -> Tensor:
-        """Rows sorted by source, group and member: the same for every division of the samples among ranks."""
-        keys = zip(
-            self.source_ids.tolist(),
-            self.group_ids.tolist(),
-            self.members.tolist(),
-            self.failed.tolist(),
-            self.rewards.tolist(),
-            range(self.rewards.shape[0]),
-            strict=True,
-        )
-        return torch.tensor([key[-1] for key in sorted(keys)], dtype=torch.int64)
 
 
 class AdvantageProcessor:
@@ -96,30 +37,44 @@ class AdvantageProcessor:
     result does not depend, to the last bit, on how samples are divided among ranks.
 
     Args:
-        aggregation: Registered estimator key, dotted path, or callable (see `AdvantageEstimator`).
-        global_std: Divide by the standard deviation over the source dataset instead of over the group.
+        aggregation: Registered estimator key, dotted path, function (see `AdvantageEstimator`) or `StatefulEstimator`.
+        params: Its keyword parameters (`train.advantage_params`).
+        inherited: Fields of `train:` that a parameter of the same name takes its value from.
+        global_std: As one of the inherited: divide by the deviation over the source dataset instead of the group.
         gather: The ranks; None = one process.
         group_size: Expected members per group; a group with another count is an error. None accepts any.
+        place: Where `params` were written, for errors.
     """
 
     def __init__(
         self,
-        aggregation: str | AdvantageEstimator,
+        aggregation: str | AdvantageEstimator | StatefulEstimator,
         *,
-        global_std: bool,
+        params: Mapping[str, Any] | None = None,
+        inherited: Mapping[str, Any] | None = None,
+        global_std: bool = True,
         gather: Comm | None = None,
         group_size: int | None = None,
+        place: str = "",
     ) -> None:
         self.name = aggregation if isinstance(aggregation, str) else getattr(aggregation, "__name__", repr(aggregation))
-        self.estimator: AdvantageEstimator = (
-            get_adv_estimator(aggregation) if isinstance(aggregation, str) else aggregation
-        )
-        self.global_std = global_std
+        function = get_adv_estimator(aggregation) if isinstance(aggregation, str) else aggregation
+        self.what = f"{self.name!r}, {describe_object(function)},"
+        inherited = {"global_std": global_std, **(inherited or {})}
+        self.estimator = bind_estimator(aggregation, params or {}, inherited, place)
+        self._cycle: int | None = None
+        self._memory_before: dict[str, Any] = {}
         self.comm = gather if gather is not None else Comm.single()
         self.group_size = group_size
         self._metrics: dict[str, float] = {}
 
-    def compute(self, samples: Sequence[BaseSample], rewards: Rewards | None, reward_weights: RewardWeights) -> Tensor:
+    def compute(
+        self,
+        samples: Sequence[BaseSample],
+        rewards: Rewards | None,
+        reward_weights: RewardWeights,
+        cycle: int | None = None,
+    ) -> Tensor:
         """Advantages of this rank's samples. Called by all ranks together.
 
         Args:
@@ -129,10 +84,11 @@ class AdvantageProcessor:
                 In a column (`RewardBuffer.finalize`) NaN means either, and `sample.rewards` tells which.
             reward_weights: Reward name to weight, or to a mapping of source name to weight; or a function of the
                 sample that returns reward name to weight.
+            cycle: Number of the cycle. An estimator with a memory moves it on once per cycle: computed again for the
+                same number, it starts from the memory of before.
 
         Returns:
-            float64 [n] on CPU, in the order of `samples`. A sample with a failed reward, or in a group with fewer than
-            two usable members, has 0.
+            float64 [n] on CPU, in the order of `samples`. A sample with a failed reward has 0.
 
         Raises:
             RunError: A score that is not finite, an incomplete group, or an estimator with a wrong result.
@@ -144,7 +100,8 @@ class AdvantageProcessor:
         order = table.canonical_order()
         table = table[order]
         self._check_groups(table, sources)
-        advantages = self._estimate(table)
+        self._begin(cycle)
+        advantages = self._estimate(table, names)
         self._metrics = _measure(table, advantages, names, sources)
 
         unsorted = torch.empty_like(advantages)
@@ -163,9 +120,9 @@ class AdvantageProcessor:
         """Reward names and source names of all ranks, and this rank's table; fails on all ranks if one fails."""
         error: Exception | None = None
         rows: list[Mapping[str, float | None]] = []
-        table = _empty_table()
+        table = empty_table()
         try:
-            rows = _rows_of_scores(samples, rewards)
+            rows = rows_of_scores(samples, rewards)
         except Exception as found:
             error = found
         facts = self.comm.gather_objects(
@@ -178,7 +135,7 @@ class AdvantageProcessor:
         sources = {int(key): name for fact in facts for key, name in fact["sources"].items()}
         if error is None:
             try:
-                table = _build_table(samples, rows, names, reward_weights)
+                table = build_table(samples, rows, names, reward_weights)
             except Exception as found:  # raised below, on every rank: a lone failure would leave the others waiting
                 error = found
         self.comm.raise_together(error)
@@ -196,111 +153,80 @@ class AdvantageProcessor:
                     f"must give complete groups."
                 )
 
-    def _estimate(self, table: RewardTable) -> Tensor:
-        advantages = self.estimator(
-            torch.where(table.mask, table.rewards, torch.zeros_like(table.rewards)),
-            table.group_ids,
-            table.source_ids,
-            table.weights,
-            table.mask,
-            global_std=self.global_std,
-        )
-        advantages = torch.as_tensor(advantages).detach().to(device="cpu", dtype=torch.float64)
-        if advantages.shape != table.group_ids.shape or not bool(torch.isfinite(advantages).all()):
-            raise RunError(
-                f"advantage estimator {self.name!r} returned shape {tuple(advantages.shape)} with "
-                f"{int((~torch.isfinite(advantages)).sum())} non-finite values; expected "
-                f"{tuple(table.group_ids.shape)} finite ones."
-            )
-        return advantages
+    def state_dict(self, cycle: int) -> dict[str, Any]:
+        """The estimator's memory at the start of `cycle`, the number of the next unfinished one; empty without."""
+        if not isinstance(self.estimator, StatefulEstimator):
+            return {}
+        unfinished = cycle == self._cycle
+        return copy.deepcopy(self._memory_before if unfinished else self.estimator.state_dict())
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`.
 
-def _rows_of_scores(samples: Sequence[BaseSample], rewards: Rewards | None) -> list[Mapping[str, float | None]]:
-    if rewards is None:
-        return [sample.rewards for sample in samples]
-    if isinstance(rewards, Mapping):
-        for name, column in rewards.items():
-            if len(column) != len(samples):
-                raise RunError(f"reward {name!r} has {len(column)} scores for {len(samples)} samples.")
-        columns = {name: c.tolist() if isinstance(c, Tensor) else list(c) for name, c in rewards.items()}
-        return [
-            {
-                name: score
-                for name, column in columns.items()
-                if (score := _in_column(column[i], name, s)) is not MISSING
-            }
-            for i, s in enumerate(samples)
-        ]
-    if len(rewards) != len(samples):
-        raise RunError(f"rewards has {len(rewards)} rows for {len(samples)} samples.")
-    return list(rewards)
-
-
-def _in_column(score: float | None, name: str, sample: BaseSample) -> Any:
-    """A score of a column, in which NaN stands for "failed" and "does not apply" alike: the sample knows which.
-
-    A NaN that the sample does not explain stays, and is an error later.
-    """
-    if score is None or not math.isnan(score) or not sample.rewards:
-        return score
-    return MISSING if name not in sample.rewards else None if sample.rewards[name] is None else score
-
-
-def _build_table(
-    samples: Sequence[BaseSample],
-    rows: Sequence[Mapping[str, float | None]],
-    names: Sequence[str],
-    reward_weights: RewardWeights,
-) -> RewardTable:
-    shape = (len(samples), len(names))
-    rewards, weights = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
-    applicable, failed = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-    for i, (sample, row) in enumerate(zip(samples, rows, strict=True)):
-        if not row:
+        Raises:
+            InputError: If the memory is that of another estimator.
+        """
+        self._cycle = None
+        if not isinstance(self.estimator, StatefulEstimator):
+            return
+        try:
+            self.estimator.load_state_dict(state)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"no reward applies to dataset {sample.source!r} (prompt {sample.prompt!r}). Add a reward, or add the "
-                f"dataset to some reward's applicable_datasets."
+                f"the saved state has no memory of the advantage estimator {self.name!r} "
+                f"({type(error).__name__}: {error}); it belongs to a run with another train.advantage_aggregation."
+            ) from error
+
+    def _begin(self, cycle: int | None) -> None:
+        """Keeps the memory as it is before this cycle, or goes back to it."""
+        if not isinstance(self.estimator, StatefulEstimator):
+            return
+        if cycle is not None and cycle == self._cycle:
+            self.estimator.load_state_dict(copy.deepcopy(self._memory_before))
+        else:
+            self._cycle, self._memory_before = cycle, copy.deepcopy(self.estimator.state_dict())
+
+    def _estimate(self, table: RewardTable, names: Sequence[str]) -> Tensor:
+        groups = table.groups(names)
+        single = groups.components
+        totals = weighted_totals(single.values, single.weights, single.mask)
+        try:
+            result = self.estimator(totals, groups)
+        except FlowFactoryError:
+            raise
+        except Exception as error:
+            raise RunError(f"advantage estimator {self.what} raised {type(error).__name__}: {error}.") from error
+        advantages = torch.as_tensor(result).detach().to(device="cpu", dtype=torch.float64)
+        if advantages.shape != totals.shape or not bool(torch.isfinite(advantages).all()):
+            raise RunError(
+                f"advantage estimator {self.what} returned shape {tuple(advantages.shape)} with "
+                f"{int((~torch.isfinite(advantages)).sum())} non-finite values; expected {tuple(totals.shape)} finite "
+                f"ones."
             )
-        for name, score in row.items():
-            k = names.index(name)
-            applicable[i, k] = True
-            weights[i, k] = _weight(reward_weights, name, sample)
-            if score is None:
-                failed[i, k] = True
-            elif not abs(score) <= _LARGEST:
-                raise RunError(
-                    f"reward {name!r} is {score} for prompt {sample.prompt!r} (member {sample.member}); means and "
-                    f"deviations need finite numbers of at most {_LARGEST:g}."
-                )
-            else:
-                rewards[i, k] = float(score)
-    return RewardTable(
-        torch.tensor([signed64(s.source_id) for s in samples], dtype=torch.int64),
-        torch.tensor([signed64(s.group_id) for s in samples], dtype=torch.int64),
-        torch.tensor([s.member for s in samples], dtype=torch.int64),
-        rewards,
-        weights,
-        applicable,
-        failed,
-    )
+        return torch.where(groups.valid, advantages, torch.zeros_like(advantages))
 
 
-def _empty_table() -> RewardTable:
-    ids, scores = torch.zeros(0, dtype=torch.int64), torch.zeros((0, 0), dtype=torch.float64)
-    return RewardTable(ids, ids, ids, scores, scores, scores.bool(), scores.bool())
+def bind_estimator(
+    aggregation: str | Callable[..., Any], params: Mapping[str, Any], inherited: Mapping[str, Any], place: str = ""
+) -> Callable[[Tensor, Groups], Tensor]:
+    """An estimator with its keyword parameters filled in; see `AdvantageProcessor` for the arguments.
 
-
-def _weight(reward_weights: RewardWeights, name: str, sample: BaseSample) -> float:
-    known = reward_weights if isinstance(reward_weights, Mapping) else reward_weights(sample)
-    weight = known.get(name)
-    if isinstance(weight, Mapping):
-        weight = weight.get(sample.source)
-    if weight is None:
+    Raises:
+        InputError: If there is no such estimator, or a parameter is unknown, missing or of the wrong type.
+    """
+    found: Any = get_adv_estimator(aggregation) if isinstance(aggregation, str) else aggregation
+    if isinstance(found, StatefulEstimator):
+        return found
+    is_class = isinstance(found, type)
+    if not callable(found) or (is_class and not issubclass(found, StatefulEstimator)):
         raise InputError(
-            f"reward {name!r} has no weight for dataset {sample.source!r} (rewards[].weight). Give a number, or name "
-            f"every dataset it applies to."
+            f"advantage estimator {aggregation!r} (train.advantage_aggregation) is {found!r}; give a function "
+            f"fn(rewards, groups, **params), or a class derived from flow_factory.advantage.StatefulEstimator."
         )
-    return float(weight)
+    fixed = () if is_class else ("rewards", "groups")
+    path = ("train", "advantage_params")
+    bound = bind_params(found, params, fixed=fixed, path=path, place=place, inherited=inherited)
+    return found(**bound) if is_class else functools.partial(found, **bound)
 
 
 def _measure(
@@ -336,9 +262,3 @@ def _measure_rows(table: RewardTable, advantages: Tensor, names: Sequence[str]) 
         metrics["reward/failed_ratio"] = float(table.failed.any(dim=1).double().mean())
         metrics["advantage/abs_mean"] = float(advantages.abs().mean())
     return metrics
-
-
-def signed64(value: int) -> int:
-    """A 64-bit identity as the signed integer with the same bits."""
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >= 1 << 63 else value

@@ -14,13 +14,22 @@ _ADV_ESTIMATOR_REGISTRY = Registry(
     {
         "sum": "flow_factory.advantage.estimators.sum_advantages",
         "gdpo": "flow_factory.advantage.estimators.gdpo_advantages",
+        "rloo": "flow_factory.advantage.estimators.rloo_advantages",
+        "best_of": "flow_factory.advantage.estimators.best_of_advantages",
+        "rank": "flow_factory.advantage.estimators.rank_advantages",
+        "reinforce": "flow_factory.advantage.stateful.MovingAverageBaseline",
+        "per_prompt": "flow_factory.advantage.stateful.PerPromptStatistics",
     },
     field="train.advantage_aggregation",
 )
 
 
 def register_adv_estimator(key: str) -> Callable[[T], T]:
-    """Decorator that registers an estimator (see `estimators.AdvantageEstimator`) under `key`."""
+    """Decorator that registers an estimator under `key`.
+
+    A function `fn(rewards, groups, **params) -> advantages` (see `estimators.AdvantageEstimator`), or a class derived
+    from `stateful.StatefulEstimator` if it remembers earlier cycles.
+    """
     return _ADV_ESTIMATOR_REGISTRY.register(key)
 
 

@@ -14,7 +14,7 @@ from flow_factory.hparams.geometry import find_geometry
 from flow_factory.hparams.training_args import TrainingArguments
 from flow_factory.registry import Registry, load_plugins
 
-_KNOWN_AGGREGATIONS = ("sum", "gdpo")
+_KNOWN_AGGREGATIONS = ("sum", "gdpo", "rloo", "best_of", "rank", "reinforce", "per_prompt")
 
 
 def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list[Problem]) -> None:

@@ -226,10 +226,12 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
     arguments: Any = config.training_args
     return AdvantageProcessor(
         getattr(arguments, "advantage_aggregation", "gdpo"),
-        global_std=getattr(arguments, "global_std", True),
+        params=getattr(arguments, "advantage_params", {}),
+        inherited=vars(arguments),
         gather=comm,
         group_size=arguments.group_size,
     )
+        place=config.origins.place(("train", "advantage_params")),
 
 
 def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int) -> Grid:

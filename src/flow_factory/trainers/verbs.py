@@ -254,7 +254,8 @@ class TrainerVerbs:
         assert self.advantage_processor is not None
         assert self.reward_buffer is not None
         weights = self.reward_buffer.processor.weights_for
-        advantages = self.advantage_processor.compute(samples, rewards, weights)
+        cycle = self.progress.rollout_iteration
+        advantages = self.advantage_processor.compute(samples, rewards, weights, cycle)
         if store_to_samples:
             for sample, advantage in zip(samples, advantages.tolist(), strict=True):
                 sample.advantage = advantage
