@@ -21,8 +21,14 @@ from flow_factory.hparams.run_args import EvaluationArguments, LogArguments
 from flow_factory.hparams.saving import diff_mappings, save_config
 from flow_factory.hparams.scheduler_args import SchedulerArguments
 from flow_factory.hparams.training_args import (
+    AWMTrainingArguments,
     CommonTrainingArguments,
+    CRDTrainingArguments,
+    DecoupledTrainingArguments,
+    DGPOTrainingArguments,
+    DPOTrainingArguments,
     GRPOTrainingArguments,
+    NFTTrainingArguments,
     OfflineFlowMatchingTrainingArguments,
     TrainingArguments,
     get_training_args_class,
@@ -33,14 +39,19 @@ from flow_factory.hparams.types import Section, option, resolve_dtype
 from flow_factory.hparams.validation import validate_dataclass
 
 __all__ = [
+    "AWMTrainingArguments",
     "AccelerationArguments",
     "Arguments",
+    "CRDTrainingArguments",
     "CommonTrainingArguments",
     "ConfigError",
+    "DGPOTrainingArguments",
+    "DPOTrainingArguments",
     "DataArguments",
     "DatasetArguments",
     "DatasetEvalSpec",
     "DatasetTrainSpec",
+    "DecoupledTrainingArguments",
     "EvaluationArguments",
     "FieldError",
     "GRPOTrainingArguments",
@@ -51,6 +62,7 @@ __all__ = [
     "ModelArguments",
     "ModelSpec",
     "MultiRewardArguments",
+    "NFTTrainingArguments",
     "OfflineFlowMatchingTrainingArguments",
     "OptimizerArguments",
     "Problem",

@@ -29,6 +29,7 @@ class Geometry:
         group_size: K, samples per prompt.
         unique: M, prompts per cycle over all ranks.
         batches_per_cycle: Batches per rank and cycle, M K / (W B).
+        optimized_batches: Micro-batches per rank and pass that are trained; fewer where a loss takes only some samples.
         loss_terms: Backward passes per batch (trained steps or training times).
         accumulation_steps: Backward passes per optimizer step.
         updates_per_cycle: Optimizer steps per cycle, inner epochs included.
@@ -46,6 +47,7 @@ class Geometry:
     updates_per_cycle: int
     sampler: CanonicalSampler
     per_source: dict[str, int] = field(default_factory=dict)
+    optimized_batches: int = 1
 
     @property
     def batch_size(self) -> int:
@@ -65,7 +67,7 @@ class Geometry:
         lines = [
             f"cycle: {prompts} x {self.group_size} samples = {self.samples_per_cycle} samples",
             f"processes: {self.world_size}, each {self.batches_per_cycle} batches of {self.batch} ({self.sampler})",
-            f"training: {self.batches_per_cycle} batches x {self.loss_terms} loss terms; "
+            f"training: {self.optimized_batches} batches x {self.loss_terms} loss terms; "
             f"{self.accumulation_steps} backward passes per optimizer step, {self.updates_per_cycle} optimizer steps "
             f"per cycle",
         ]
@@ -126,8 +128,9 @@ class _Planner:
         if sampler is None:
             return None
         batches = self.unique * self.group // (self.world * self.batch)
-        terms = batches * loss_terms
-        accumulation = self._accumulation(batches, loss_terms)
+        optimized = self.args.optimized_batches(batches, self.world)
+        terms = optimized * loss_terms
+        accumulation = self._accumulation(optimized, loss_terms)
         self._check_given_batches(per_source)
         if accumulation is None or len(self.problems) > before:
             return None
@@ -142,6 +145,7 @@ class _Planner:
             updates_per_cycle=terms // accumulation * self.args.num_inner_epochs,
             sampler=sampler,
             per_source=per_source,
+            optimized_batches=optimized,
         )
 
     def _per_source(self) -> dict[str, int] | None:

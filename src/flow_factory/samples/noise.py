@@ -41,7 +41,7 @@ def derive_seed(seed: int, purpose: Purpose, cycle: int = 0, group_id: int = 0, 
         member: Index inside the group.
         step: Grid index, or the number of a repeated draw.
     """
-    packed = struct.pack("<6q", *(_signed64(v) for v in (seed, cycle, group_id, member, step, 0)))
+    packed = struct.pack("<6q", *(signed64(v) for v in (seed, cycle, group_id, member, step, 0)))
     digest = hashlib.blake2b(packed, digest_size=8, person=purpose.value.encode()[:16]).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -79,6 +79,7 @@ def draw_normal(shape: Sequence[int], generators: Sequence[torch.Generator]) -> 
     return torch.stack([torch.randn(tuple(shape), generator=g, dtype=torch.float32) for g in generators])
 
 
-def _signed64(value: int) -> int:
+def signed64(value: int) -> int:
+    """A 64-bit identity as the signed integer with the same bits."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value

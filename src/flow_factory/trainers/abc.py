@@ -264,8 +264,8 @@ class BaseTrainer(TrainerVerbs, ABC):
     def load_algorithm_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `algorithm_state`."""
 
-    def _declare_model_variants(self) -> Sequence[str]:
-        """Names of frozen snapshots the algorithm needs besides the reference and the EMA."""
+    def _declare_model_variants(self) -> Sequence[str] | Mapping[str, str]:
+        """Names of frozen snapshots the algorithm needs besides the reference and the EMA; or name to device."""
         return ()
 
     def _build_train_dataloader(self) -> tuple[Any, dict[str, Any]]:

@@ -16,7 +16,14 @@ T = TypeVar("T", bound=type)
 
 _TRAINER_REGISTRY = Registry(
     "trainer",
-    {"grpo": "flow_factory.trainers.rl.grpo.GRPOTrainer"},
+    {
+        "grpo": "flow_factory.trainers.rl.grpo.GRPOTrainer",
+        "nft": "flow_factory.trainers.rl.nft.NFTTrainer",
+        "awm": "flow_factory.trainers.rl.awm.AWMTrainer",
+        "dpo": "flow_factory.trainers.rl.dpo.DPOTrainer",
+        "dgpo": "flow_factory.trainers.rl.dgpo.DGPOTrainer",
+        "crd": "flow_factory.trainers.rl.crd.CRDTrainer",
+    },
     field="train.trainer_type",
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ def open_run(config: Arguments, comm: Comm, accelerator: Accelerator) -> tuple[T
 
 
 def build_adapter(
-    config: Arguments, comm: Comm, snapshots: Sequence[str], reference: bool
+    config: Arguments, comm: Comm, snapshots: Sequence[str] | Mapping[str, str], reference: bool
 ) -> tuple[BaseAdapter[Any], Ema | None]:
     """Loads the model, declares every copy of its weights, and prepares it; after that no variant can be added.
 
@@ -118,7 +118,7 @@ def build_adapter(
     if reference:
         adapter.add_reference(getattr(arguments, "ref_param_device", "auto"))
     for name in snapshots:
-        adapter.add_snapshot(name)
+        adapter.add_snapshot(name, device=snapshots[name] if isinstance(snapshots, Mapping) else "auto")
     ema = None
     if arguments.ema_decay > 0:
         schedule = EmaSchedule(arguments.ema_decay_schedule, arguments.ema_decay)
@@ -257,7 +257,13 @@ def resolve_steps(config: Arguments, adapter: BaseAdapter[Any]) -> SDESteps | No
 
 
 def replan(config: Arguments, geometry: Geometry, steps: SDESteps | None) -> Geometry:
-    """The geometry once the grid is known: `num_sde_steps: null` trains every candidate step."""
+    """The geometry once the grid is known: `num_sde_steps: null` trains every candidate step.
+
+    Where training times are steps of the grid, their number is its length's, which is not always num_inference_steps.
+    """
+    sampling = getattr(config.training_args, "time_sampling", None)
+    if steps is not None and sampling is not None:
+        return plan_geometry(config, geometry.world_size, loss_terms=max(sampling.num_times(steps.grid.length), 1))
     if steps is None or config.training_args.paradigm != "coupled":
         return geometry
     # Also the moment to learn that no such window exists, before prompts are encoded.

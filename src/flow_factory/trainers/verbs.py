@@ -15,6 +15,7 @@ from flow_factory.models.step import StepOutput
 from flow_factory.rewards.buffer import RewardBuffer
 from flow_factory.samples import BaseSample, SampleBatch
 from flow_factory.trainers import setup
+from flow_factory.trainers.noising import NoisedState, noised_at
 from flow_factory.trainers.replay import Transition, microbatches, transitions
 from flow_factory.trainers.rollouts import (
     RolloutPlan,
@@ -181,6 +182,46 @@ class TrainerVerbs:
             next_state=transition.next_state,
             compute_log_prob=True,
             log_prob_normalised=plan.log_prob_normalised,
+        )
+
+    @property
+    def num_train_times(self) -> int:
+        """Training times of each sample and pass (decoupled objectives)."""
+        return self.training_args.time_sampling.num_times(self.rollout_plan.grid.length)
+
+    def noised(
+        self, batch: SampleBatch, repeat: int = 0, *, shared_noise: bool = False, shared_times: bool = False
+    ) -> Iterator[NoisedState]:
+        """The micro-batch's final latents, noised to each of its training times.
+
+        Args:
+            batch: Samples whose final latents were kept (`trajectory_indices=(-1,)`).
+            repeat: Number of the pass over the samples; each draws anew.
+            shared_noise: One noise per group and time, instead of one per sample and time.
+            shared_times: The same times for all members of a group.
+        """
+        for number in range(self.num_train_times):
+            yield self.noised_at(batch, number, repeat, shared_noise=shared_noise, shared_times=shared_times)
+
+    def noised_at(
+        self,
+        batch: SampleBatch,
+        number: int,
+        repeat: int = 0,
+        *,
+        shared_noise: bool = False,
+        shared_times: bool = False,
+    ) -> NoisedState:
+        """The micro-batch at training time `number` alone; the same each time it is asked for."""
+        return noised_at(
+            batch,
+            number,
+            self.training_args.time_sampling,
+            self.rollout_plan.grid,
+            self.adapter.timestep_for_sigma,
+            repeat=repeat,
+            shared_noise=shared_noise,
+            shared_times=shared_times,
         )
 
     def backward_step(self, loss: Tensor, metrics: Mapping[str, Tensor | float], role: str | None = None) -> bool:

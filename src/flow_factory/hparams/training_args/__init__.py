@@ -2,17 +2,29 @@
 
 from flow_factory.hparams.training_args._base import TrainingArguments
 from flow_factory.hparams.training_args._common import CommonTrainingArguments
+from flow_factory.hparams.training_args._decoupled import DecoupledTrainingArguments
 from flow_factory.hparams.training_args._offline import OfflineFlowMatchingTrainingArguments
 from flow_factory.hparams.training_args._registry import (
     get_training_args_class,
     register_training_args,
     training_args_keys,
 )
+from flow_factory.hparams.training_args.awm import AWMTrainingArguments
+from flow_factory.hparams.training_args.crd import CRDTrainingArguments
+from flow_factory.hparams.training_args.dgpo import DGPOTrainingArguments
+from flow_factory.hparams.training_args.dpo import DPOTrainingArguments
 from flow_factory.hparams.training_args.grpo import GRPOTrainingArguments
+from flow_factory.hparams.training_args.nft import NFTTrainingArguments
 
 __all__ = [
+    "AWMTrainingArguments",
+    "CRDTrainingArguments",
     "CommonTrainingArguments",
+    "DGPOTrainingArguments",
+    "DPOTrainingArguments",
+    "DecoupledTrainingArguments",
     "GRPOTrainingArguments",
+    "NFTTrainingArguments",
     "OfflineFlowMatchingTrainingArguments",
     "TrainingArguments",
     "get_training_args_class",

@@ -43,3 +43,7 @@ class TrainingArguments(CommonTrainingArguments):
         if self.paradigm == "coupled":
             return scheduler_args.num_trained_steps(self.num_inference_steps)
         return max(int(getattr(self, "num_train_timesteps", 1)), 1)
+
+    def optimized_batches(self, rollout_batches: int, world_size: int) -> int:
+        """Micro-batches that one pass optimises on each rank; by default those that the rollout made."""
+        return rollout_batches

@@ -14,7 +14,14 @@ from flow_factory.registry import Registry
 
 _TRAINING_ARGS_REGISTRY = Registry(
     "trainer type",
-    {"grpo": "flow_factory.hparams.training_args.grpo.GRPOTrainingArguments"},
+    {
+        "grpo": "flow_factory.hparams.training_args.grpo.GRPOTrainingArguments",
+        "nft": "flow_factory.hparams.training_args.nft.NFTTrainingArguments",
+        "awm": "flow_factory.hparams.training_args.awm.AWMTrainingArguments",
+        "dpo": "flow_factory.hparams.training_args.dpo.DPOTrainingArguments",
+        "dgpo": "flow_factory.hparams.training_args.dgpo.DGPOTrainingArguments",
+        "crd": "flow_factory.hparams.training_args.crd.CRDTrainingArguments",
+    },
     field="train.trainer_type",
 )
 C = TypeVar("C", bound=type)
