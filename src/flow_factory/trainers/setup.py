@@ -230,8 +230,8 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
         inherited=vars(arguments),
         gather=comm,
         group_size=arguments.group_size,
-    )
         place=config.origins.place(("train", "advantage_params")),
+    )
 
 
 def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int) -> Grid:
