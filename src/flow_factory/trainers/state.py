@@ -16,8 +16,9 @@ def run_state(trainer: BaseTrainer) -> dict[str, Any]:
 
     Returns:
         Part name to tree: "weights" (every role and snapshot by parameter name), "optimizer" (per role) and "trainer"
-        (counters and histories).
+        (counters, histories, and the memories of algorithm and advantage estimator).
     """
+    estimators = trainer.advantage_processor
     return {
         "weights": trainer.adapter.variant_state(),
         "optimizer": trainer.roles.state_dict(),
@@ -26,6 +27,7 @@ def run_state(trainer: BaseTrainer) -> dict[str, Any]:
             "driver": trainer.driver.state_dict(),
             "ema": {} if trainer.ema is None else trainer.ema.state_dict(),
             "algorithm": trainer.algorithm_state(),
+            "advantage": {} if estimators is None else estimators.state_dict(trainer.progress.rollout_iteration),
             "history": trainer.result.history(),
             "evaluated_epoch": trainer._evaluated_epoch,
             "cycle": _cycle_state(trainer) if trainer.driver.inside_cycle else None,
@@ -47,6 +49,8 @@ def load_run_state(trainer: BaseTrainer, parts: Mapping[str, Any]) -> None:
     if trainer.ema is not None:
         trainer.ema.load_state_dict(state["ema"])
     trainer.load_algorithm_state(state["algorithm"])
+    if trainer.advantage_processor is not None:
+        trainer.advantage_processor.load_state_dict(state.get("advantage", {}))
     trainer.result.load_history(state["history"])
     trainer._evaluated_epoch = int(state["evaluated_epoch"])
     if state["cycle"] is not None:
