@@ -11,6 +11,7 @@ from diffusers import StableDiffusion3Pipeline
 
 from flow_factory.distributed import Comm
 from flow_factory.hparams import load_config_from_mapping
+from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
 
 BASE: dict[str, Any] = {
@@ -64,7 +65,7 @@ def generators(seeds: list[int]) -> list[torch.Generator]:
     return [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
 
 
-def stir(adapter: SD3_5Adapter, role: str = "default", scale: float = 0.05, seed: int = 5) -> None:
+def stir(adapter: BaseAdapter[Any], role: str = "default", scale: float = 0.05, seed: int = 5) -> None:
     """Moves a role's weights away from where they start (B = 0), so that the variant matters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

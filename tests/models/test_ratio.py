@@ -1,4 +1,4 @@
-"""The first on-policy ratio, through the path a trainer takes: rows, samples, shuffling, stacking, replay."""
+"""The first on-policy ratio under what the base does; that it is 1 for every adapter is checked in tests/parity."""
 
 from __future__ import annotations
 
@@ -10,84 +10,25 @@ import torch
 from torch import Tensor
 
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
-from flow_factory.samples import BaseSample, NoiseKey, Purpose, Trajectory
+from flow_factory.samples import BaseSample
+from tests.models.on_policy import on_policy_samples, replayed_ratios
 from tests.models.support import PROMPTS, make_adapter, stir
 
 LEVELS = (0.7, 0.0, 0.7, 0.0)
-ROWS = 4
 
 
 def sample(adapter: SD3_5Adapter, dynamics: str, scale: float, **keywords: Any) -> list[BaseSample]:
-    """Two prompts with two members each, as in a cycle."""
+    """Two prompts with two members each."""
     encoded = adapter.encode_prompt(PROMPTS[:2], None, need_negative=scale > 1)
-    prompts = [encoded.row(0), encoded.row(1)]
-    keys = [NoiseKey(seed=1, cycle=0, group_id=row // 2, member=row % 2) for row in range(ROWS)]
-    out = adapter.inference(
-        adapter.collate_conditions([prompts[row // 2] for row in range(ROWS)]),
-        initial_generators=[key.generator(Purpose.INITIAL) for key in keys],
-        step_generators=lambda step: [key.generator(Purpose.SDE, step) for key in keys],
-        num_inference_steps=4,
-        guidance=adapter.guidance(scale),
-        height=32,
-        width=24,
-        noise_levels=LEVELS,
-        dynamics=dynamics,
-        compute_log_prob=True,
-        trajectory_indices="sde",
-        **keywords,
-    )
-    assert out.media is not None
-    return [
-        adapter.make_sample(
-            media=out.media[row],
-            prompt=PROMPTS[row // 2],
-            source="toy",
-            source_id=0,
-            index=row // 2,
-            group_id=row // 2,
-            member=row % 2,
-            key=keys[row],
-            condition=prompts[row // 2],
-            trajectory=out.trajectory.row(row),
-        )
-        for row in range(ROWS)
-    ]
+    return on_policy_samples(
+        adapter, [encoded.row(0), encoded.row(1)], adapter.guidance(scale),
+        size=(32, 24), levels=LEVELS, steps=4, dynamics=dynamics, **keywords,
+    )  # fmt: skip
 
 
 def replay(adapter: SD3_5Adapter, samples: list[BaseSample], dynamics: str, scale: float, **keywords: Any) -> Tensor:
-    """Ratios of all stored transitions of one micro-batch, in float64, [steps, B]."""
-    condition = adapter.collate_conditions([s.condition for s in samples])  # type: ignore[misc]
-    trajectory = Trajectory.stack([s.trajectory for s in samples])
-    ratios = []
-    for index in trajectory.sde_steps:
-        with adapter.pin():
-            out = adapter.forward(
-                trajectory.states[index],
-                trajectory.grid.times(index, len(samples)),
-                condition,
-                adapter.guidance(scale),
-                dynamics=dynamics,
-                noise_level=trajectory.noise_levels[index],
-                next_state=trajectory.states[index + 1],
-                compute_log_prob=True,
-                **keywords,
-            )
-            assert out.log_prob is not None and out.log_prob.requires_grad
-            ratios.append((out.log_prob - trajectory.log_probs[index]).detach().double().exp())
-    return torch.stack(ratios)
-
-
-@pytest.mark.parametrize("dynamics", ["Flow-SDE", "Dance-SDE", "CPS", "DDIM-eta"])
-@pytest.mark.parametrize("scale", [1.0, 4.5])
-def test_first_ratio_is_exactly_one(stirred: SD3_5Adapter, dynamics: str, scale: float) -> None:
-    """Pitfall 2: first on-policy ratio is not 1."""
-    with stirred.rollout():
-        samples = sample(stirred, dynamics, scale)
-    stirred.train()
-    shuffled = [samples[i] for i in (2, 0, 3, 1)]
-    ratios = replay(stirred, shuffled, dynamics, scale)
-    assert ratios.shape == (2, ROWS)
-    assert torch.equal(ratios, torch.ones_like(ratios))
+    """Ratios of all stored transitions, [steps, B]."""
+    return replayed_ratios(adapter, samples, adapter.guidance(scale), dynamics, **keywords)
 
 
 @pytest.mark.parametrize("dynamics", ["Flow-SDE", "CPS"])

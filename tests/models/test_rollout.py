@@ -13,7 +13,7 @@ from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.rollout import RolloutOutput
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
 from flow_factory.models.step import transition
-from flow_factory.samples import ComponentTimes, LatentState, StepTimes
+from flow_factory.samples import ComponentTimes, Grid, LatentState, StepTimes
 from tests.models.support import PROMPTS, generators
 
 STEPS = 4
@@ -164,3 +164,26 @@ def test_a_stochastic_step_needs_noise() -> None:
         transition(state, velocity, times, dynamics="Flow-SDE", noise_level=0.7)
     ode = transition(state, velocity, times, dynamics="Flow-SDE", noise_level=0.0)
     torch.testing.assert_close(ode.next_state["audio"], state["audio"] - 0.2 * velocity["audio"])
+
+
+def test_the_rollout_walks_down_to_the_data() -> None:
+    """Pitfall 8: velocity direction of models that predict data - noise. v = (x - x0) / sigma must arrive at x0."""
+    target = torch.full((1, 4, 4, 4), 0.25)
+
+    class Exact(SD3_5Adapter):
+        def __init__(self) -> None:
+            pass
+
+        def predict_velocity(self, state: Any, times: Any, condition: Any, guidance: Any) -> LatentState:
+            return LatentState.single((state.only - target) / times.only.sigma.view(-1, 1, 1, 1))
+
+    adapter = Exact()
+    adapter.device, adapter._autocast_dtype = torch.device("cpu"), None
+    state = LatentState.single(torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)))
+    sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
+    grid = Grid.single(sigmas, 1000 * sigmas[:-1])
+    for index in range(3):
+        times = grid.times(index, 1)
+        step = adapter.forward(state, times, None, None, dynamics="ODE", noise_level=0.0)  # type: ignore[arg-type]
+        state = step.next_state
+    torch.testing.assert_close(state.only, target, rtol=0, atol=1e-6)

@@ -1,0 +1,108 @@
+"""What is said of a model so that the checks can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from flow_factory.samples import LatentState
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to guide.
+
+    Attributes:
+        name: For messages.
+        scale: `guidance_scale` of the configuration.
+        generation: Model-specific fields of the configuration, beside the case's.
+        call: The same as arguments of `pipeline(...)`.
+        inert: Inputs that this setting must ignore ("negative_prompt", "guidance"); all others must matter.
+    """
+
+    name: str
+    scale: float
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    call: Mapping[str, Any] = field(default_factory=dict)
+    inert: frozenset[str] = frozenset()
+
+
+def cfg_settings(scale: float = 4.5, off: float = 1.0, argument: str = "guidance_scale") -> tuple[Setting, Setting]:
+    """Without and with classifier-free guidance, for pipelines where one argument decides."""
+    return (
+        Setting("unguided", off, {}, {argument: off}, frozenset({"negative_prompt"})),
+        Setting("guided", scale, {}, {argument: scale}),
+    )
+
+
+def _only(pipeline: Any, state: LatentState) -> dict[str, Tensor]:
+    return {"latent": state.only}
+
+
+def _scheduler_grid(scheduler: Any) -> tuple[Tensor, Tensor]:
+    return scheduler.sigmas, scheduler.timesteps
+
+
+def _through_vae(pipeline: Any, pixels: Tensor) -> Tensor:
+    return pipeline.vae.decode(pipeline.vae.encode(pixels).latent_dist.mode()).sample
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model under test.
+
+    Attributes:
+        key: `model.model_type`.
+        build: Makes the tiny pipeline.
+        variant: Tells apart several cases of one key.
+        settings: Ways to guide: at least one with and one without, where the model has both.
+        generation: Model-specific fields of `train:` and `eval:`.
+        call: Arguments of `pipeline(...)` that stand for them.
+        size: Height and width in pixels, not square.
+        steps: num_inference_steps of parity checks.
+        prompts, negatives: One per row, of different lengths; a negative may be None.
+        takes_negative: Whether `pipeline(...)` has a negative prompt.
+        layout: Named latents as `pipeline(output_type="latent")` returns them, from the adapter's final state.
+        output: The pipeline's result, from its output object.
+        schedulers: Further schedulers that the pipeline is used with, beside its own.
+        grid: (sigmas [T + 1], timesteps [T]) in flow coordinates, from a scheduler that the pipeline has used.
+        euler: The scheduler whose steps are the ODE's Euler steps, from one that the pipeline has used; None: a
+            flow-matching Euler scheduler on its sigmas and timesteps.
+        wrapped: Number of LoRA layers of the default targets, counted by hand.
+        uncovered: Patterns (fullmatch) of linear layers inside blocks that are left alone on purpose.
+        autoencode: The VAE alone: decoded pixels [B, C, H, W] from pixels, with the posterior's mode between.
+        train: Changes to the configuration of trainer cycles, as dotted paths.
+    """
+
+    key: str
+    build: Callable[[], Any]
+    settings: tuple[Setting, ...]
+    wrapped: int
+    variant: str = ""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    call: Mapping[str, Any] = field(default_factory=dict)
+    size: tuple[int, int] = (32, 48)
+    steps: int = 4
+    prompts: Sequence[str] = ("red dot", "blue bar", "star")
+    negatives: Sequence[str | None] = (None, "blur", "blur")
+    takes_negative: bool = True
+    layout: Callable[[Any, LatentState], dict[str, Tensor]] = _only
+    output: Callable[[Any], Any] = lambda out: out.images
+    schedulers: Mapping[str, Any] = field(default_factory=dict)
+    grid: Callable[[Any], tuple[Tensor, Tensor]] = _scheduler_grid
+    euler: Callable[[Any], Any] | None = None
+    uncovered: tuple[str, ...] = ()
+    autoencode: Callable[[Any, Tensor], Tensor] = _through_vae
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For test ids and file names."""
+        return f"{self.key}-{self.variant}" if self.variant else self.key
+
+    def setting(self, name: str) -> Setting:
+        """The setting of that name."""
+        return next(setting for setting in self.settings if setting.name == name)

@@ -1,0 +1,90 @@
+"""Parts that several tiny pipelines share, and weights for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+from tests.models.tiny_pipelines import CLIP_TOKENS
+
+Build = Callable[[], Any]
+
+
+def seeded(build: Build, seed: int = 0) -> Build:
+    """A builder whose pipeline has every parameter drawn from its own name.
+
+    diffusers starts some layers at zero (gates of adaptive norms) and leaves others uninitialised (pad tokens); a check
+    that an input matters would be blind behind the former and random behind the latter.
+    """
+
+    def made() -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            pipeline = build()
+        for name, module in pipeline.components.items():
+            if isinstance(module, nn.Module):
+                initialise(module.eval(), f"{seed}/{name}")
+        return pipeline
+
+    return made
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, label: str) -> None:
+    """Matrices with variance 1 / fan-in, biases and embeddings of order 0.1 to 1, scales about 1."""
+    for name, parameter in module.named_parameters():
+        digest = hashlib.blake2b(f"{label}/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim >= 2:
+            fan_in = parameter[0].numel()
+            parameter.copy_(noise / fan_in**0.5)
+        elif name.endswith("weight"):
+            parameter.copy_(1.0 + 0.1 * noise)
+        else:
+            parameter.copy_(0.1 * noise)
+
+
+def clip_text_model(width: int, vocabulary: int) -> CLIPTextModel:
+    """A CLIP text encoder without projection."""
+    config = CLIPTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        projection_dim=width,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CLIP_TOKENS,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    return CLIPTextModel(config)
+
+
+def t5_encoder(width: int, vocabulary: int) -> T5EncoderModel:
+    """A T5 encoder of one layer."""
+    return T5EncoderModel(T5Config(vocab_size=vocabulary, d_model=width, d_kv=8, d_ff=32, num_layers=1, num_heads=2))
+
+
+def autoencoder(channels: int = 4, shift: float | None = 0.06, quant: bool = False) -> AutoencoderKL:
+    """An image VAE that halves the sides."""
+    return AutoencoderKL(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+        layers_per_block=1,
+        latent_channels=channels,
+        norm_num_groups=4,
+        sample_size=32,
+        scaling_factor=0.6,
+        shift_factor=shift,
+        use_quant_conv=quant,
+        use_post_quant_conv=quant,
+    )

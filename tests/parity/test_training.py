@@ -1,0 +1,118 @@
+"""Replay, gradients and whole cycles."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flow_factory.models.abc import BaseAdapter
+from flow_factory.models.lora import expand_dead
+from flow_factory.samples import LatentState
+from flow_factory.scheduler.names import Dynamics
+from flow_factory.trainers.build import build_trainer
+from tests.models.on_policy import on_policy_samples, replayed_ratios
+from tests.models.support import generators
+from tests.parity.bench import SEEDS, Bench
+from tests.parity.cycles import CYCLES, cycle_config
+
+
+def test_first_ratio_is_exactly_one(bench: Bench) -> None:
+    """Pitfall 2: first on-policy ratio is not 1. Each SDE dynamics of the model, rows shuffled."""
+    adapter = bench.stirred
+    for setting in bench.case.settings:
+        guidance = bench.guidance(setting)
+        encoded = bench.condition(adapter, setting)
+        length = adapter.sigma_grid(bench.case.steps, _noise(bench, adapter), encoded).length
+        levels = [0.7 if i in (0, length - 2) else 0.0 for i in range(length)]
+        for dynamics in (d for d in bench.fresh.spec.dynamics if Dynamics(d).stochastic):
+            with adapter.rollout():
+                samples = on_policy_samples(
+                    adapter, [encoded.row(0), encoded.row(1)], guidance, size=bench.case.size,
+                    levels=levels, steps=bench.case.steps, dynamics=dynamics,
+                )  # fmt: skip
+            with adapter.train():
+                ratios = replayed_ratios(adapter, [samples[i] for i in (2, 0, 3, 1)], guidance, dynamics)
+            assert ratios.shape == (2, 4)
+            assert torch.equal(ratios, torch.ones_like(ratios)), f"{setting.name}, {dynamics}: {ratios}"
+
+
+def _noise(bench: Bench, adapter: BaseAdapter[Any]) -> LatentState:
+    condition = bench.condition(adapter, bench.case.settings[0])
+    return adapter.prepare_latents(condition, generators(list(SEEDS)), *bench.case.size)
+
+
+def largest_gradients(bench: Bench, adapter: BaseAdapter[Any]) -> dict[str, float]:
+    """The largest gradient of every parameter, over all settings and two steps, for a random functional."""
+    largest: dict[str, float] = {}
+    for setting in bench.case.settings:
+        condition = adapter.prepare_condition_state(bench.condition(adapter, setting))
+        state = _noise(bench, adapter)
+        grid = adapter.sigma_grid(bench.case.steps, state, condition)
+        for step in (0, grid.length - 1):
+            with adapter.pin():
+                velocity = adapter.predict(state, grid.times(step, len(SEEDS)), condition, bench.guidance(setting))
+                generator = torch.Generator().manual_seed(step)
+                terms = [(v * torch.randn(v.shape, generator=generator)).sum() for _, v in velocity.items()]
+                torch.stack(terms).sum().backward()
+            for name, parameter in adapter.trainable_parameters().items():
+                gradient = 0.0 if parameter.grad is None else float(parameter.grad.abs().max())
+                largest[name] = max(largest.get(name, 0.0), gradient)
+                parameter.grad = None
+    return largest
+
+
+def linears(module: nn.Module) -> list[str]:
+    """Names of the linear layers as the model calls them, without LoRA's own."""
+    names = [name for name, child in module.named_modules() if isinstance(child, nn.Linear) and "lora_" not in name]
+    return [name.removesuffix(".base_layer") for name in names]
+
+
+def wrapped_layers(adapter: BaseAdapter[Any]) -> set[str]:
+    """Names of the layers with LoRA, with their component in front."""
+    return {name.split(".lora_")[0] for name in adapter.trainable_parameters()}
+
+
+def test_every_lora_layer_learns_and_dead_modules_cannot(bench: Bench) -> None:
+    """Pitfall 51: LoRA layers that can never get a gradient are declared, proven dead, and not wrapped."""
+    got = largest_gradients(bench, bench.stirred)
+    assert {name for name, gradient in got.items() if gradient == 0.0} == set()
+    assert len(wrapped_layers(bench.stirred)) == bench.case.wrapped
+
+    full = largest_gradients(bench, bench.full)
+    for component in bench.full.trained_components:
+        module = bench.full.bundle.component(component)
+        patterns = [re.compile(p) for p in expand_dead(module, bench.full.spec.dead_modules)]
+        dead = {name for name in linears(module) if any(p.fullmatch(name) for p in patterns)}
+        assert dead or not patterns, f"{component}: dead_modules match nothing"
+        assert {name for name in dead if full[f"{component}.{name}.weight"] > 0.0} == set(), "not dead"
+
+
+def test_default_targets_cover_attention_and_mlp(bench: Bench) -> None:
+    """Every linear layer inside a block is wrapped, dead, or left alone on purpose (fused single-stream blocks too)."""
+    spec, wrapped = bench.fresh.spec, wrapped_layers(bench.fresh)
+    for component in bench.fresh.trained_components:
+        module = bench.fresh.bundle.component(component)
+        left = [re.compile(p) for p in (*expand_dead(module, spec.dead_modules), *bench.case.uncovered)]
+        blocks = tuple(f"{name}." for name, child in module.named_modules() if isinstance(child, nn.ModuleList))
+        inside = {name for name in linears(module) if name.startswith(blocks) and "norm" not in name}
+        forgotten = {
+            name for name in inside if f"{component}.{name}" not in wrapped and not any(p.fullmatch(name) for p in left)
+        }
+        assert forgotten == set()
+
+
+@pytest.mark.parametrize("cycle", CYCLES)
+def test_a_cycle_of_each_trainer(bench: Bench, cycle: str, tmp_path: Path) -> None:
+    """From prompts on disk to changed weights, with the model's own configuration fields."""
+    trainer = build_trainer(cycle_config(bench, cycle, tmp_path))
+    before: dict[str, Tensor] = {n: p.detach().clone() for n, p in trainer.adapter.trainable_parameters().items()}
+    result = trainer.start()
+    assert result is not None and trainer.progress.optimizer_step == 1
+    after = trainer.adapter.trainable_parameters()
+    moved = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    assert moved and all(torch.isfinite(p).all() for p in after.values())

@@ -1,0 +1,121 @@
+"""Weights, media and conditions that leave the adapter and come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flow_factory.data_utils.condition_cache import ConditionCache
+from flow_factory.data_utils.prompt_dataset import PromptRecord
+from flow_factory.distributed import Comm
+from flow_factory.models.images import to_bytes, to_pixels
+from tests.models.support import generators, stir
+from tests.parity.bench import SEEDS, Bench
+from tests.parity.test_sampling import assert_latents, named
+
+KEYS = Path(__file__).parent / "lora_keys"
+
+
+def test_exported_lora_is_the_same_in_plain_diffusers(bench: Bench, tmp_path: Path) -> None:
+    """Pitfalls 24, 27, 54: an empty LoRA; names that nothing reads; alpha (here 2 r) lost on export."""
+    file = bench.stirred.export_lora(tmp_path)
+    setting = bench.case.settings[-1]
+    pipeline = bench.load_pipeline()
+    pipeline.load_lora_weights(str(tmp_path), weight_name=file.name)
+    after = bench.reference(setting, pipeline=pipeline)
+    own = bench.latents(bench.roll(bench.stirred, setting, solver="pipeline", decode=False))
+    assert_latents(own, after, "with the exported LoRA")
+    before = named(bench.reference(setting))
+    assert max(float((named(after)[n] - before[n]).abs().max()) for n in before) > 1e-2, "the LoRA does nothing"
+
+
+def test_names_of_exported_weights(bench: Bench, tmp_path: Path) -> None:
+    """The committed list: `<component>.<module as diffusers names it>.lora_{A,B}.weight`, nothing else.
+
+    This is the layout of diffusers' `load_lora_weights` (https://huggingface.co/docs/diffusers/api/loaders/lora), which
+    ComfyUI's `LoraLoader` also maps for the models it knows (`model_lora_keys_unet` in comfy/lora.py).
+    """
+    state = load_file(bench.stirred.export_lora(tmp_path))
+    committed = KEYS / f"{bench.case.name}.txt"
+    assert committed.is_file(), f"python -m tests.parity.write_lora_keys {bench.case.name}"
+    modules = committed.read_text().split()
+    assert sorted(state) == sorted(f"{m}.lora_{side}.weight" for m in modules for side in "AB")
+    assert all(t.dtype == torch.float32 and float(t.abs().max()) > 0 for t in state.values())
+
+
+def test_full_weights_are_saved_and_loaded(bench: Bench, tmp_path: Path) -> None:
+    setting = bench.case.settings[0]
+    trained = bench.adapter({"model.finetune_type": "full"})
+    stir(trained, scale=0.01)
+    trained.save_full(tmp_path)
+    again = bench.adapter({"model.finetune_type": "full", "model.resume_path": str(tmp_path)})
+    pairs = zip(trained.trainable_parameters().items(), again.trainable_parameters().items(), strict=True)
+    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+    pipeline = bench.load_pipeline()
+    for name in trained.trained_components:
+        cls = getattr(diffusers, type(trained.bundle.component(name)).__name__)
+        setattr(pipeline, name, cls.from_pretrained(str(tmp_path / name)))
+    own = bench.latents(bench.roll(again, setting, solver="pipeline", decode=False))
+    assert_latents(own, bench.reference(setting, pipeline=pipeline), "with the saved weights")
+
+
+def test_media_are_encoded_and_decoded(bench: Bench) -> None:
+    """Encoding is the inverse of decoding: scales and shifts cancel, and what is left is the VAE alone."""
+    adapter, pipeline = bench.fresh, bench.pipeline
+    if not adapter.supports_output_encoding:
+        pytest.skip(f"{bench.case.key} has no encoder for its output media")
+    height, width = bench.case.size
+    g = torch.Generator().manual_seed(0)
+    media = [torch.randint(0, 256, (3, height, width), generator=g, dtype=torch.uint8) for _ in SEEDS]
+    state = adapter.encode_output_state(media)
+    condition = bench.condition(adapter, bench.case.settings[0])
+    noise = adapter.prepare_latents(condition, generators(list(SEEDS)), height, width)
+    assert {n: x.shape for n, x in state.items()} == {n: x.shape for n, x in noise.items()}
+    assert all(x.dtype == torch.float32 and not x.requires_grad for _, x in state.items())
+
+    with torch.no_grad():
+        decoded = bench.case.autoencode(pipeline, to_pixels(pipeline, media, torch.device("cpu")))
+    expected = to_bytes(pipeline, decoded)
+    got = adapter.decode_latents(adapter.finalize_state(state, condition))
+    assert float(torch.stack(expected).float().std()) > 2
+    for own, plain in zip(got, expected, strict=True):
+        assert (own.int() - plain.int()).abs().max() <= 1
+
+    sampled = adapter.encode_output_state(media, generators(list(SEEDS)))
+    alone = adapter.encode_output_state(media[1:2], generators([SEEDS[1]]))
+    for name, latents in sampled.items():
+        assert not torch.allclose(latents, state[name])
+        torch.testing.assert_close(latents[1:2], alone[name], rtol=0, atol=1e-5)
+
+
+def test_conditions_pass_through_the_cache(bench: Bench, tmp_path: Path) -> None:
+    adapter, setting = bench.fresh, bench.case.settings[-1]
+    records = [
+        PromptRecord(
+            prompt=prompt, source="toy", source_id=0, index=i, group_id=i, negative_prompt=bench.case.negatives[i]
+        )
+        for i, prompt in enumerate(bench.case.prompts)
+    ]
+    need = bench.guidance(setting).needs_negative()
+    cache = ConditionCache(
+        tmp_path,
+        {"encoder": adapter.encoder_identity()},
+        condition_class=adapter.condition_class,
+        encode=lambda some: bench.condition(
+            adapter, setting, prompt=[r.prompt for r in some], negative_prompt=[r.negative_prompt for r in some]
+        ),
+        need_negative=need,
+        batch_size=len(records),
+    )
+    cache.prepare(records, Comm.single(), share=(0, 1), force=False)
+    rows = [cache.row(record) for record in records]
+    direct = bench.condition(adapter, setting)
+    joined = adapter.collate_conditions(rows)
+    assert isinstance(joined, adapter.condition_class) and joined.batch_size == len(records)
+    assert joined.tensors().keys() == direct.tensors().keys()
+    assert all(torch.equal(joined.tensors()[name], value) for name, value in direct.tensors().items())
