@@ -11,7 +11,9 @@ import typer
 from flow_factory.cli.check import check
 from flow_factory.cli.config import config_app
 from flow_factory.cli.errors import DebugOption
+from flow_factory.cli.export import export
 from flow_factory.cli.listing import list_names
+from flow_factory.cli.report import report
 from flow_factory.cli.sample import sample
 from flow_factory.cli.train import train
 
@@ -47,6 +49,8 @@ def root(
 app.command("train")(train)
 app.command("check")(check)
 app.command("sample")(sample)
+app.command("export")(export)
+app.command("report")(report)
 app.command("list")(list_names)
 app.add_typer(config_app, name="config")
 

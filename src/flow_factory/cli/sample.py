@@ -103,13 +103,9 @@ def _run(opened: Source, choices: list[PromptChoice], variants: list[Variant], s
 
 
 def _facts(opened: Source, seed: int) -> dict[str, Any]:
-    evaluation = opened.config.eval_args
     return {
         "model": opened.config.model_args.model_name_or_path,
         "trained_weights": None if opened.trained is None else str(opened.trained),
         "seed": seed,
-        "num_inference_steps": evaluation.num_inference_steps,
-        "guidance_scale": evaluation.guidance_scale,
-        "resolution": list(evaluation.resolution),
-        "solver": evaluation.solver,
+        "solver": opened.config.eval_args.solver,
     }

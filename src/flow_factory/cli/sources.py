@@ -19,6 +19,7 @@ SourcePath = Annotated[
     str,
     typer.Argument(metavar="CONFIG|RUN", help="A configuration file, or the folder of a run.", show_default=False),
 ]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -167,6 +167,13 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """Work done once per batch (encoding condition media with the VAE, for instance)."""
         return condition
 
+    def offline_guidance(self) -> GuidanceSpec:
+        """The guidance of losses on stored media: none, whatever rollouts use.
+
+        Models whose guidance scale is an input of the network say with which one they are to be trained.
+        """
+        return self.guidance(1.0)
+
     @property
     def supports_output_encoding(self) -> bool:
         """True if `encode_output_state` is implemented, which dataset-driven trainers need."""
@@ -177,6 +184,21 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     ) -> LatentState:
         """Latents of given media, the inverse of `decode_latents`; a posterior sample if generators are given."""
         raise InputError(f"model.model_type {self.spec.key!r} cannot encode its output media for offline training.")
+
+    @classmethod
+    def comfyui_lora(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A LoRA in diffusers' layout (`transformer.<module>.lora_A.weight`), under the keys that ComfyUI reads.
+
+        ComfyUI knows diffusers' module names for some families only, and drops keys that it does not know with no more
+        than a line in its log, so a family says explicitly what it reads.
+
+        Raises:
+            InputError: If the layout for this family is not known here.
+        """
+        raise InputError(
+            f"the keys under which ComfyUI reads a LoRA are not known here for {cls.__name__}. Use --format diffusers, "
+            f"or --format merged for a whole pipeline."
+        )
 
     def make_sample(self, *, media: Any, **fields: Any) -> BaseSample:
         """One generated example; `fields` are the other fields of `sample_class`."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flow_factory.data_utils.conditions import PromptBatch, needs_negative
+from flow_factory.data_utils.conditions import PromptBatch
 from flow_factory.data_utils.prompt_choice import PromptChoice
 from flow_factory.data_utils.prompt_dataset import PromptRecord, group_id_of
 from flow_factory.errors import InputError
@@ -43,6 +43,7 @@ class Picture:
         image: uint8 [C, H, W].
         latents: Final latents, float32 [C, h, w] (of the first component).
         torch_seed: Seed of the initial noise for `torch.Generator().manual_seed`.
+        plan: Size, steps and guidance.
     """
 
     choice: PromptChoice
@@ -50,6 +51,7 @@ class Picture:
     image: Tensor
     latents: Tensor
     torch_seed: int
+    plan: RolloutPlan
 
 
 def check_makes_pictures(config: Arguments) -> None:
@@ -106,7 +108,7 @@ def _make(
     model: InferenceModel, config: Arguments, choice: PromptChoice, variant: Variant, plan: RolloutPlan, seed: int
 ) -> Picture:
     adapter = model.adapter
-    need_negative = needs_negative(adapter, plan.guidance.scale)
+    need_negative = plan.guidance.needs_negative()
     negatives = [choice.negative_prompt] if need_negative else None
     condition = adapter.encode_prompt([choice.prompt], negatives, need_negative, config.eval_generation)
     source = choice.source or "prompts"
@@ -133,7 +135,7 @@ def _make(
     final = next(iter(sample.trajectory.states.values()))
     latents = next(tensor for _, tensor in final.items())
     torch_seed = derive_seed(key.seed, Purpose.INITIAL, cycle=key.cycle, group_id=key.group_id, member=key.member)
-    return Picture(choice, variant, sample.image, latents[0].float().cpu(), torch_seed)
+    return Picture(choice, variant, sample.image, latents.float().cpu(), torch_seed, plan)
 
 
 def write_pictures(folder: Path, made: dict[Variant, list[Picture]], facts: dict[str, Any]) -> None:
@@ -161,6 +163,10 @@ def write_pictures(folder: Path, made: dict[Variant, list[Picture]], facts: dict
                     "member": choice.member,
                     "weights": variant,
                     "torch_seed": picture.torch_seed,
+                    "height": picture.plan.height,
+                    "width": picture.plan.width,
+                    "num_inference_steps": picture.plan.num_inference_steps,
+                    "guidance_scale": picture.plan.guidance.scale,
                 }
             )
     first = next(iter(made.values()))[:_MAX_GRID]

@@ -5,7 +5,7 @@ Everything here is peculiar to SD3; the pipeline's own helpers do the work where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +92,16 @@ class SD3_5Adapter(BaseAdapter[PromptCondition]):
             pooled_projections=cast("transformer", prompts.pooled),
             return_dict=False,
         )[0]
+
+    @classmethod
+    def comfyui_lora(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """ComfyUI reads SD3's LoRAs under diffusers' own keys: nothing is renamed.
+
+        Its key map (`model_lora_keys_unet` in comfy/lora.py) has an entry `transformer.<module>` for every weight of
+        the MMDiT in diffusers' naming, which it calls the regular diffusers format of SD3, with the second attention
+        (`attn2`) of SD3.5-medium; `lora_A` and `lora_B` are read, and without an `.alpha` the scale is 1.
+        """
+        return dict(state)
 
     @torch.no_grad()
     def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:

@@ -1,0 +1,136 @@
+"""A run's weights for other programs: a LoRA file, or a whole pipeline folder, with a model card beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flow_factory.checkpoints.atomic import atomic_folder, atomic_write_json
+from flow_factory.checkpoints.selection import SavedWeights
+from flow_factory.errors import InputError
+from flow_factory.hparams import Arguments
+from flow_factory.hparams.builtin import resolve_builtin
+from flow_factory.models.components import checkpoint_folder, parse_dtype
+from flow_factory.models.export import WEIGHT_NAME
+from flow_factory.models.merge import copy_pipeline, write_component
+from flow_factory.models.registry import get_adapter_class
+from flow_factory.trainers.model_card import model_card
+
+Format = Literal["diffusers", "comfyui", "merged"]
+RECORD = "export.json"
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export.
+
+    Attributes:
+        config: The run's configuration.
+        run: Its folder.
+        weights: Which of its weights.
+        format: "diffusers": a LoRA folder for `load_lora_weights`, or of a full fine-tuning the pipeline folder;
+            "comfyui": a LoRA file for ComfyUI; "merged": the pipeline folder with the weights in place.
+        dtype: Of the trained components' weights in a pipeline folder; None keeps that of the checkpoint (of a full
+            fine-tuning: of the trained weights).
+    """
+
+    config: Arguments
+    run: Path
+    weights: SavedWeights
+    format: Format
+    dtype: str | None = None
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the result is a whole pipeline folder."""
+        return self.format == "merged" or self.weights.kind == "full"
+
+
+def check_export(request: ExportRequest) -> None:
+    """What can be said before anything is read.
+
+    Raises:
+        InputError: If the run has no such thing, or an option has no effect.
+    """
+    if request.format == "comfyui" and request.weights.kind == "full":
+        raise InputError(
+            "--format comfyui writes a LoRA, but this run trained all weights (model.finetune_type: full). Use "
+            "--format diffusers for the whole pipeline."
+        )
+    if request.dtype is not None:
+        if not request.is_pipeline:
+            raise InputError("--dtype is for whole pipelines; a LoRA is written in float32, and readers cast it.")
+        parse_dtype(request.dtype, "--dtype")
+
+
+def export_weights(request: ExportRequest, target: Path) -> list[Path]:
+    """Writes the export; `target` appears when it is complete.
+
+    Returns:
+        The files, relative to `target`.
+
+    Raises:
+        InputError: If the weights or the base model cannot be read or do not fit together.
+    """
+    with atomic_folder(target, replace=True) as folder:
+        if request.is_pipeline:
+            _write_pipeline(request, folder)
+        else:
+            _write_lora(request, folder)
+        card = model_card(request.config, request.run, request.weights, request.format)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        facts = {"checkpoint": request.weights.checkpoint.name, "averaged": request.weights.averaged}
+        atomic_write_json(folder / RECORD, {"format": "flow-factory export", "layout": request.format, **facts})
+        written = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return written
+
+
+def comfyui_name(request: ExportRequest) -> str:
+    """The file that ComfyUI shows in its list: the run's name."""
+    return f"{request.run.absolute().name}.safetensors"
+
+
+def _write_lora(request: ExportRequest, folder: Path) -> None:
+    source = request.weights.folder / WEIGHT_NAME
+    state = _load(source)
+    if request.format == "diffusers":
+        shutil.copyfile(source, folder / WEIGHT_NAME)
+        return
+    adapter_class = get_adapter_class(request.config.model_args.model_type)
+    renamed = adapter_class.comfyui_lora(state)
+    save_file(renamed, folder / comfyui_name(request), metadata={"format": "pt"})
+
+
+def _write_pipeline(request: ExportRequest, folder: Path) -> None:
+    model = request.config.model_args
+    base = checkpoint_folder(resolve_builtin(model.model_name_or_path, "model"))
+    copy_pipeline(base, folder, without=model.components)
+    dtype = None if request.dtype is None else parse_dtype(request.dtype, "--dtype")
+    lora = _load(request.weights.folder / WEIGHT_NAME) if request.weights.kind == "lora" else {}
+    for name in model.components:
+        source = base / name
+        if request.weights.kind == "full":
+            source = request.weights.folder / name
+        elif model.resume_kind == "full":  # the LoRA was trained on these weights
+            source = Path(str(model.resume_path)).expanduser() / name
+        prefix = f"{name}."
+        own = {key.removeprefix(prefix): value for key, value in lora.items() if key.startswith(prefix)}
+        write_component(source, folder / name, own, dtype)
+
+
+def _load(file: Path) -> Mapping[str, Tensor]:
+    try:
+        state = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{file} cannot be read ({error}).") from error
+    if not any(bool(torch.any(value)) for key, value in state.items() if key.endswith(".lora_B.weight")):
+        raise InputError(f"{file} changes nothing: all its lora_B weights are zero. Has the run made an update?")
+    return state

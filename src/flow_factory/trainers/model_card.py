@@ -1,0 +1,136 @@
+"""The README.md of an export: what it is, how it was made, how to load it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flow_factory.checkpoints.selection import SavedWeights
+from flow_factory.errors import InputError
+from flow_factory.hparams import Arguments
+from flow_factory.hparams.builtin import is_builtin
+from flow_factory.tracking.metrics import read_metrics
+
+
+def model_card(config: Arguments, run: Path, weights: SavedWeights, layout: str) -> str:
+    """A Markdown text with a snippet that loads the export. Names no folder of the machine that wrote it.
+
+    Args:
+        config: The run's configuration.
+        run: Its folder, for the scores of its evaluations.
+        weights: What was exported.
+        layout: "diffusers", "comfyui" or "merged".
+    """
+    lora = weights.kind == "lora" and layout != "merged"
+    base = _base_name(config)
+    kind = f"A LoRA for `{base}`" if lora else f"`{base}` with trained weights in place"
+    sections = [
+        _front_matter(config, lora),
+        f"# {run.absolute().name}\n\n{kind}, fine-tuned with {config.training_args.trainer_type}.",
+        "## How it was trained\n\n" + _table(_facts(config, weights)),
+    ]
+    counter = "cycle" if config.training_args.execution_contract.generates else "step"
+    scores = _scores(run, weights.step, counter)
+    if scores:
+        about = "Means over the evaluation sets, at the first evaluation and at the last one up to this checkpoint."
+        sections.append(f"## Evaluations of the run\n\n{about}\n\n{scores}")
+    sections.append("## How to load it\n\n" + _loading(config, run, layout, lora))
+    sections.append("The licence of the base model applies.")
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(config: Arguments, lora: bool) -> str:
+    name = config.model_args.model_name_or_path
+    lines = ["---", "library_name: diffusers"]
+    if not is_builtin(name) and not _is_local(name):
+        lines.append(f"base_model: {name}")
+        lines.append(f"base_model_relation: {'adapter' if lora else 'finetune'}")
+    tags = ["flow-factory", config.training_args.trainer_type, *(["lora"] if lora else [])]
+    return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---"])
+
+
+def _facts(config: Arguments, weights: SavedWeights) -> list[tuple[str, Any]]:
+    train, model = config.training_args, config.model_args
+    generates = train.execution_contract.generates
+    facts: list[tuple[str, Any]] = [
+        ("base model", f"`{_base_name(config)}` ({model.model_type})"),
+        ("trainer", train.trainer_type),
+        ("trained", f"{weights.step} {'cycles' if generates else 'optimizer steps'}"),
+        ("weights", "moving average" if weights.averaged else "live"),
+    ]
+    if weights.kind == "lora":
+        facts.append(("LoRA", f"rank {model.lora_rank}, alpha {model.lora_alpha} (folded into the weights: scale 1)"))
+    for reward in config.reward_args.reward_configs:
+        facts.append(("reward", f"`{reward.name}`: {reward.reward_model}, weight {reward.weight}"))
+    facts.append(("learning rate", f"{config.optimizer_args[0].learning_rate:g}"))
+    facts.append(("resolution", " x ".join(map(str, train.resolution))))
+    if model.resume_kind == "full" and weights.kind == "lora":
+        facts.append(
+            ("started from", f"full weights `{Path(str(model.resume_path)).name}`, which the base must have too")
+        )
+    facts.append(("seed", train.seed))
+    return facts
+
+
+def _table(rows: list[tuple[str, Any]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _scores(run: Path, number: int, counter: str) -> str:
+    """First and last evaluation up to a checkpoint, whose number counts cycles or optimizer steps."""
+    try:
+        rows = [row for row in read_metrics(run, kind="eval") if row[counter] <= number]
+    except InputError:
+        return ""  # a card without scores is still a card; `report` says what is wrong with the file
+    if not rows:
+        return ""
+    first, last = rows[0], rows[-1]
+    lines = [f"| | cycle {first['cycle']} | cycle {last['cycle']} |", "|---|---|---|"]
+    for name, value in last.items():
+        if "/" in name and isinstance(value, float) and isinstance(first.get(name), float):
+            lines.append(f"| {name} | {first[name]:.4f} | {value:.4f} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
+    if layout == "comfyui":
+        return (
+            f"Put `{run.absolute().name}.safetensors` into ComfyUI's `models/loras` and load it with the node *Load "
+            "LoRA* on the base model, at strength 1. The text encoders are not changed."
+        )
+    evaluation = config.eval_args
+    arguments = [
+        f"num_inference_steps={evaluation.num_inference_steps}",
+        f"guidance_scale={evaluation.guidance_scale}",
+        f"height={evaluation.resolution[0]}",
+        f"width={evaluation.resolution[1]}",
+    ]
+    if hasattr(config.eval_generation, "max_sequence_length"):
+        arguments.append(f"max_sequence_length={config.eval_generation.max_sequence_length}")
+    name = config.model_args.model_name_or_path
+    lines = ["from diffusers import DiffusionPipeline"]
+    if not lora:
+        lines += ["", 'pipeline = DiffusionPipeline.from_pretrained(".")  # this folder']
+    elif is_builtin(name):
+        lines += ["from flow_factory.hparams.builtin import resolve_builtin", ""]
+        lines += [f'pipeline = DiffusionPipeline.from_pretrained(resolve_builtin("{name}", "model"))']
+    else:
+        given = f"path/to/{_base_name(config)}" if _is_local(name) else name
+        lines += ["", f'pipeline = DiffusionPipeline.from_pretrained("{given}")']
+    if lora:
+        lines += ['pipeline.load_lora_weights(".", weight_name="pytorch_lora_weights.safetensors")  # this folder']
+    lines += [
+        f'picture = pipeline("a prompt", {", ".join(arguments)}).images[0]',
+        'picture.save("picture.png")',
+    ]
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _is_local(name: str) -> bool:
+    return name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name).expanduser().is_dir()
+
+
+def _base_name(config: Arguments) -> str:
+    """The Hub id or built-in name; of a local folder its own name alone."""
+    name = config.model_args.model_name_or_path
+    return Path(name).name if not is_builtin(name) and _is_local(name) else name
