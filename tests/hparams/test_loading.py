@@ -57,7 +57,7 @@ def test_a_typo_is_an_error_with_the_nearest_key_and_its_line(tmp_path: Path, ke
         (
             {"train": {"trainer_type": f"{__name__}.OutsideArguments", "clip_range": 1e-4}},
             "train.clip_range",
-            "it belongs to train.trainer_type grpo",
+            "it belongs to train.trainer_type awm, dgpo, grpo",
         ),
         ({"data": {"datasets": {"train": {"wieght": 1}}}}, "data.datasets[0].train.wieght", "train.weight?"),
         ({"train": {"execution_contract": "online"}}, "train.execution_contract", "cannot be set"),

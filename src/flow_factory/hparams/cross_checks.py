@@ -9,6 +9,7 @@ from typing import Any
 
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import OPTIMIZER_SHORT_FORM, Arguments
+from flow_factory.hparams.decoupled_checks import check_decoupled, check_decoupled_geometry
 from flow_factory.hparams.errors import Path, Problem, nearest
 from flow_factory.hparams.geometry import find_geometry
 from flow_factory.hparams.training_args import TrainingArguments
@@ -36,8 +37,11 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
     check.components()
     check.acceleration()
     check.unavailable()
+    check_decoupled(config, check.add)
     if not problems:
-        find_geometry(config, None, problems)
+        geometry = find_geometry(config, None, problems)
+        if geometry is not None:
+            check_decoupled_geometry(config, geometry, check.add)
 
 
 def check_world_size(config: Arguments, world_size: int) -> None:

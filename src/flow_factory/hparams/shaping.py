@@ -147,9 +147,7 @@ class Shaper:
             )
         others = _trainers_with(cls, key)
         if others:
-            return Problem(
-                path, f"unknown key; it belongs to train.trainer_type {' and '.join(others)}, not here.", place
-            )
+            return Problem(path, f"unknown key; it belongs to train.trainer_type {', '.join(others)}, not here.", place)
         close = nearest(key, known)
         hint = (
             f"did you mean {show_path((*path[:-1], close))}?"

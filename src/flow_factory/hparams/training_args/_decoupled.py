@@ -10,7 +10,14 @@ from flow_factory.hparams.training_args._base import TrainingArguments
 from flow_factory.hparams.training_args._common import Paradigm
 from flow_factory.hparams.training_args._offline import check_timestep_range
 from flow_factory.hparams.training_times import TimeSampling, TimeStrategy
-from flow_factory.hparams.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, TimestepRange, option
+from flow_factory.hparams.types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TimestepRange,
+    option,
+)
 
 
 @dataclass
@@ -20,10 +27,12 @@ class DecoupledTrainingArguments(TrainingArguments):
     Class attributes:
         couples_groups: The loss of one sample depends on the present velocities of its whole group, so the weights may
             not change between two members of a group.
+        distinct_times: No step of the grid may be trained twice in one pass.
     """
 
     paradigm: ClassVar[Paradigm] = "decoupled"
     couples_groups: ClassVar[bool] = False
+    distinct_times: ClassVar[bool] = False
 
     advantage_aggregation: str = option(
         "gdpo",
@@ -33,6 +42,9 @@ class DecoupledTrainingArguments(TrainingArguments):
     global_std: bool = option(True, "sum: divide by the std over the whole dataset's samples instead of the group's.")
     guidance_scale: NonNegativeFloat = option(
         1.0, "Guidance scale of the rollout; the published recipe samples without. The loss is never guided."
+    )
+    gradient_step_per_epoch: PositiveInt = option(
+        1, "G: optimizer steps per pass over a cycle's samples. Most published recipes of these methods take one."
     )
     num_train_timesteps: NonNegativeInt = option(
         0, "Training times per sample and pass; 0: as many as timestep_range holds of the rollout's steps."

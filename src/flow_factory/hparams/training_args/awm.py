@@ -32,7 +32,9 @@ class AWMTrainingArguments(MatchingTrainingArguments):
         (-5.0, 5.0), "Advantages are clipped to (lo, hi) and divided by the larger bound; a number c is (-c, c)."
     )
     off_policy: bool = option(False, "Sample with the fast average of the weights (decay min(0.001 n, 0.3)).")
-    kl_type: Literal["v-based"] = option("v-based", "KL to the reference: mean squared difference of velocities.")
+    kl_type: Literal["v-based"] = option(
+        "v-based", "KL to the reference. v-based: mean squared difference of velocities."
+    )
     kl_beta: NonNegativeFloat = option(0.0, "Weight of the KL term to the reference; 0: none.")
     ema_kl_beta: NonNegativeFloat = option(
         0.0, "Weight of the KL term to the fast average of the weights, which moves at the end of a cycle; 0: none."

@@ -51,7 +51,9 @@ class CRDTrainingArguments(MatchingTrainingArguments):
     adv_clip_range: SymmetricRange = option(
         (-5.0, 5.0), "Advantages are clipped to (lo, hi) and mapped to rewards in [0, 1]; a number c is (-c, c)."
     )
-    kl_type: Literal["v-based"] = option("v-based", "KL to the reference: mean squared difference of velocities.")
+    kl_type: Literal["v-based"] = option(
+        "v-based", "KL to the reference. v-based: mean squared difference of velocities."
+    )
     kl_beta: NonNegativeFloat = option(0.1, "Weight of the KL term; 0: none.")
     kl_cfg: PositiveFloat = option(4.5, "Guidance scale of the reference in the KL term.")
     reward_adaptive_kl: bool = option(

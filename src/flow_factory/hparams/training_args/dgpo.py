@@ -27,6 +27,7 @@ class DGPOTrainingArguments(MatchingTrainingArguments):
     """Direct Group Preference Optimization (Luo et al. 2025, arXiv:2510.08425): DPO between halves of a group."""
 
     couples_groups: ClassVar[bool] = True
+    distinct_times: ClassVar[bool] = True
 
     trainer_type: Literal["dgpo"] = option("dgpo", "Key of the trainer.")
     global_std: bool = option(False, "sum: divide by the std over the whole dataset's samples instead of the group's.")
@@ -56,7 +57,8 @@ class DGPOTrainingArguments(MatchingTrainingArguments):
     )
     ema_ref_device: Device = option("auto", "Device that holds the fast average when it is a separate copy.")
     kl_type: Literal["v-based", "x-based"] = option(
-        "v-based", "KL to the reference: mean squared difference of velocities, or of predicted clean latents."
+        "v-based",
+        "KL to the reference. v-based: mean squared difference of velocities; x-based: of predicted clean latents.",
     )
     kl_beta: NonNegativeFloat = option(0.0, "Weight of the KL term; 0: none.")
     kl_cfg: PositiveFloat = option(1.0, "Guidance scale of the reference, in the preference and in the KL.")

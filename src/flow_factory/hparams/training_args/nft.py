@@ -31,7 +31,9 @@ class NFTTrainingArguments(MatchingTrainingArguments):
         "min(0.001 n, 0.5); preset 2: 0 until n = 75, then min(0.0075 (n - 75), 0.999); or start-value-slope-end.",
     )
     adv_clip_range: SymmetricRange = option((-5.0, 5.0), "Advantages are clipped to (lo, hi); a number c is (-c, c).")
-    kl_type: Literal["v-based"] = option("v-based", "KL to the reference: mean squared difference of velocities.")
+    kl_type: Literal["v-based"] = option(
+        "v-based", "KL to the reference. v-based: mean squared difference of velocities."
+    )
     kl_beta: NonNegativeFloat = option(0.0, "Weight of the KL term; the published recipe uses 1e-4. 0: none.")
     ref_param_device: Device = option("auto", "Device that holds reference weights when they are a separate copy.")
 
