@@ -17,6 +17,8 @@ import yaml
 from flow_factory.errors import InputError
 from flow_factory.hparams.errors import ConfigError, Path, Problem, show_path
 
+# How the places of values from the command line begin.
+OVERRIDE = "override"
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
@@ -75,6 +77,12 @@ class Origins:
         """The scalar's own text, if it was written as a plain scalar (not the result of an interpolation)."""
         found = self.find(path)
         return found.text if found is not None and found.text is not None and "${" not in found.text else None
+
+    def overridden(self) -> list[str]:
+        """Dotted paths of the values that an override gave, for example on the command line."""
+        given = [path for path, origin in self.entries.items() if origin.place.startswith(OVERRIDE)]
+        sections = {path[:length] for path in self.entries for length in range(1, len(path))}
+        return sorted(show_path(path) for path in given if path not in sections)
 
     def replace(self, path: Path, entries: dict[Path, Origin]) -> None:
         """Forgets everything under `path` and remembers `entries` instead."""
@@ -238,7 +246,7 @@ def apply_overrides(values: dict[str, Any], origins: Origins, overrides: Sequenc
     """
     for override in overrides:
         key, equals, text = override.partition("=")
-        place = f"override {override!r}"
+        place = f"{OVERRIDE} {override!r}"
         path = _parse_key(key.strip())
         if not equals or path is None:
             raise InputError(

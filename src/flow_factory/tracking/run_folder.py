@@ -4,6 +4,7 @@
       config.yaml            the resolved configuration; a run can be started again from it
       inputs.json            digests of the base weights and the training prompts
       environment.json       versions, devices, world size, seed
+      overrides.json         names of the values given on the command line
       resolved.json          the sigma grid, the steps that may be stochastic, parameter counts
       metrics.jsonl          one line per update, cycle and evaluation
       checkpoints/           checkpoint-000012/ ...
@@ -41,11 +42,13 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 INPUTS = "inputs.json"
+RESULT = "result.json"
+OVERRIDES = "overrides.json"
 LOCK = ".lock"
 # What an attempt leaves before its first checkpoint, and what is moved away before another attempt.
 _ATTEMPT_FILES = re.compile(
     r"^(config(\.\d+)?\.yaml|environment(\.\d+)?\.json|metrics\.jsonl|result\.json|resolved\.json|tracker\.json"
-    r"|inputs(\.\d+)?\.json|samples|failed_samples|trackers)$"
+    r"|inputs(\.\d+)?\.json|overrides(\.\d+)?\.json|report\.html|samples|failed_samples|trackers)$"
 )
 
 _MAX_NAME_BYTES = 255
@@ -250,6 +253,25 @@ def release_run_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether another process is writing into a run folder; holds its lock for a moment to find out."""
+    path = folder / LOCK
+    if folder.resolve() in _locks or not path.exists():
+        return False
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of when the file is closed
+    except BlockingIOError:
+        return True
+    except OSError:  # a lock that cannot be read, or a file system without locks, tells nothing
+        return False
+    return False
+
+
 def keep_former(path: Path) -> None:
     """Renames an existing file to the next free `name.N.ending`, so that its name can be used again."""
     if not path.exists():
@@ -298,6 +320,8 @@ def _write_config(folder: Path, config: Arguments) -> None:
     mapping["log"]["run_name"] = folder.name
     write_once(folder / CONFIG, dump_yaml(mapping))
     write_once(folder / INPUTS, json.dumps(describe_inputs(config), indent=1) + "\n")
+    # Names only: the values are in the configuration, where those that look like passwords are left out.
+    write_once(folder / OVERRIDES, json.dumps({"overridden": config.origins.overridden()}, indent=1) + "\n")
 
 
 def _check_same_inputs(config: Arguments, checkpoint: Path) -> None:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from flow_factory.checkpoints.atomic import atomic_write_json, atomic_write_text
 from flow_factory.checkpoints.redaction import redact
 from flow_factory.checkpoints.values import dumps
-from flow_factory.errors import InputError
+from flow_factory.errors import FlowFactoryError, InputError, Interrupted
 from flow_factory.tracking.backends import require_backend
 from flow_factory.tracking.environment import write_environment
 from flow_factory.tracking.metrics import MetricsWriter
 from flow_factory.tracking.progress import ProgressDisplay, format_duration, format_number
-from flow_factory.tracking.run_folder import METRICS, release_run_folder
+from flow_factory.tracking.report import REPORT, write_report
+from flow_factory.tracking.run_folder import METRICS, RESULT, release_run_folder
 
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments
@@ -144,16 +145,42 @@ class Tracker:
         self.display.line(f"resumed from {checkpoint} after cycle {cycle}")
 
     def finish(self, result: Any) -> None:
-        """Writes `result.json` and the closing lines.
+        """The end of a run that came to it: `result.json`, `report.html` and the closing line.
 
         Args:
             result: A TrainingResult, or anything with a `to_mapping()`.
         """
         self.display.end_phase()
-        if self.is_main:
-            atomic_write_text(self.run_dir / "result.json", dumps(result.to_mapping(), indent=1) + "\n")
+        self._write_result(result, "finished")
+        self.write_report()
         took = format_duration(time.perf_counter() - self._began)
-        self.display.line(f"finished after cycle {self._cycle} in {took} | {self.run_dir}")
+        where = f"report: {self.run_dir / REPORT}" if (self.run_dir / REPORT).exists() else str(self.run_dir)
+        self.display.line(f"finished after cycle {self._cycle} in {took} | {where}")
+
+    def stop(self, result: Any, error: BaseException) -> None:
+        """The end of a run that was interrupted or failed: the same files, as far as they can be written.
+
+        Args:
+            result: The result so far.
+            error: What ended it; it is on its way up, so nothing is raised here.
+        """
+        self.display.end_phase()
+        interrupted = isinstance(error, (Interrupted, KeyboardInterrupt))
+        message = str(error) if isinstance(error, FlowFactoryError) else f"{type(error).__name__}: {error}".rstrip(": ")
+        try:
+            self._write_result(result, "interrupted" if interrupted else "failed", message)
+        except Exception:
+            logger.exception("%s could not be written", self.run_dir / RESULT)
+        self.write_report()
+
+    def write_report(self) -> None:
+        """Makes `report.html` from what the run folder holds; a run does not fail for its report."""
+        if not self.is_main:
+            return
+        try:
+            write_report([self.run_dir])
+        except Exception:
+            logger.exception("the report could not be made; try again: flow-factory report %s", self.run_dir)
 
     def close(self) -> None:
         """Ends the files and the experiment tracker, and lets go of the run folder; may be called twice."""
@@ -167,6 +194,11 @@ class Tracker:
             release_run_folder(self.run_dir)
 
     # ---------------------------------------------------------------------------------------------------- details
+    def _write_result(self, result: Any, status: str, message: str = "") -> None:
+        if self.is_main:
+            outcome = {"status": status, "message": message, "ended": round(time.time(), 3)}
+            atomic_write_text(self.run_dir / RESULT, dumps({**result.to_mapping(), **outcome}, indent=1) + "\n")
+
     def _write(self, metrics: Mapping[str, Any], step: int, kind: str, cycle: int) -> None:
         if self._metrics is not None:
             self._metrics.log(metrics, step, kind, cycle)

@@ -133,7 +133,12 @@ class BaseTrainer(TrainerVerbs, ABC):
                 while self.should_continue_training():
                     self._run_cycle()
                     self._boundary()
+                self.result.timings["total"] = time.perf_counter() - started
                 self.tracker.finish(self.result)
+            except BaseException as error:
+                self.result.timings["total"] = time.perf_counter() - started
+                self.tracker.stop(self.result, error)
+                raise
             finally:
                 self._close()
                 self.result.timings["total"] = time.perf_counter() - started
@@ -160,6 +165,7 @@ class BaseTrainer(TrainerVerbs, ABC):
         timings_before = dict(self.result.timings)
         bundle = self.adapter.bundle
         rows_before = (bundle.rows, bundle.trained_rows)
+        samples_before = self.result.counts.get("samples", 0)
         began = self._cycle_start = self.progress
         try:
             completed = self.driver.run_cycle(self)
@@ -191,6 +197,8 @@ class BaseTrainer(TrainerVerbs, ABC):
             if self.execution_contract.generates:  # an epoch that was left in its middle would show a part
                 self._cycle_metrics[name] = float(rows)
             self.result.counts[name] = self.result.counts.get(name, 0) + rows
+        if self.execution_contract.generates:
+            self._cycle_metrics["samples"] = float(self.result.counts.get("samples", 0) - samples_before)
         self.tracker.log_cycle(self.epoch, self.step, self._cycle_metrics, seconds)
         self.result.counts["cycles"] = self.result.counts.get("cycles", 0) + 1
 

@@ -1,0 +1,121 @@
+"""Contact sheets as data URIs: as they are where they are small, scaled and compressed where they are large."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+
+from flow_factory.tracking.report.read import GridFile, RunRecord
+from flow_factory.tracking.report.series import evenly
+
+# Sheets of one dataset on a page.
+GRID_LIMIT = 24
+# A sheet of 16 pictures of 64 x 64 pixels is 100 kB; one of 16 pictures of 512 x 512 is 8 MB, and a page may hold many.
+MAX_BYTES = 600_000
+MAX_WIDTH = 1600
+_QUALITY = 88
+_NAMED_PROMPTS = 4
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A contact sheet on the page.
+
+    Attributes:
+        cycle: Finished cycles when it was made.
+        uri: The picture itself.
+        alt: What it shows, in words.
+        size: Width and height in pixels, as embedded.
+        scaled: Whether it is smaller or more compressed than the file.
+    """
+
+    cycle: int
+    uri: str
+    alt: str
+    size: tuple[int, int]
+    scaled: bool
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The contact sheets of one dataset of one run.
+
+    Attributes:
+        dataset: Name of the evaluation set.
+        pictures: Ascending by cycle; never empty.
+        prompts: The prompts of the pictures.
+        total: Sheets in the run folder.
+    """
+
+    dataset: str
+    pictures: tuple[Picture, ...]
+    prompts: tuple[str, ...]
+    total: int
+
+    @property
+    def first(self) -> Picture:
+        """The sheet to compare the others with."""
+        return self.pictures[0]
+
+    @property
+    def last(self) -> Picture:
+        """The newest sheet."""
+        return self.pictures[-1]
+
+    @property
+    def note(self) -> str:
+        """What is not as in the folder."""
+        notes = []
+        if 1 < len(self.pictures) < self.total:
+            notes.append(f"{len(self.pictures)} of {self.total} sheets are shown, evenly spaced.")
+        if any(picture.scaled for picture in self.pictures):
+            notes.append(
+                f"Large sheets are shown scaled down or compressed; the originals are in samples/{self.dataset}/."
+            )
+        return " ".join(notes)
+
+
+def galleries(run: RunRecord, limit: int = GRID_LIMIT) -> list[Gallery]:
+    """The contact sheets of a run by dataset.
+
+    Args:
+        run: The run.
+        limit: Sheets per dataset; beyond it evenly spaced ones are taken, the first and the last among them. With 1 it
+            is the last.
+    """
+    found = []
+    for dataset, grids in run.grids.items():
+        chosen = [grids[-1]] if limit == 1 else [grids[i] for i in evenly(len(grids), limit)]
+        prompts = tuple(run.captions.get(dataset, ()))
+        pictures = tuple(_picture(grid, dataset, prompts) for grid in chosen)
+        found.append(Gallery(dataset, pictures, prompts, len(grids)))
+    return found
+
+
+def _picture(grid: GridFile, dataset: str, prompts: tuple[str, ...]) -> Picture:
+    content = grid.path.read_bytes()
+    kind, size, scaled = "png", grid.size, False
+    if len(content) > MAX_BYTES or grid.size[0] > MAX_WIDTH:
+        content, size = _compressed(content)
+        kind, scaled = "jpeg", True
+    uri = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    when = "before training" if grid.cycle == 0 else f"after cycle {grid.cycle}"
+    alt = f"Pictures of the evaluation set {dataset} {when}"
+    if prompts:
+        more = ", ..." if len(prompts) > _NAMED_PROMPTS else ""
+        alt += f", for the prompts: {'; '.join(prompts[:_NAMED_PROMPTS])}{more}"
+    return Picture(grid.cycle, uri, alt, size, scaled)
+
+
+def _compressed(content: bytes) -> tuple[bytes, tuple[int, int]]:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as opened:
+        picture = opened.convert("RGB")
+    if picture.width > MAX_WIDTH:
+        height = max(1, round(picture.height * MAX_WIDTH / picture.width))
+        picture = picture.resize((MAX_WIDTH, height), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    picture.save(buffer, format="JPEG", quality=_QUALITY, subsampling=0, optimize=True)
+    return buffer.getvalue(), picture.size
