@@ -11,6 +11,7 @@ import typer
 from flow_factory.cli.check import check
 from flow_factory.cli.config import config_app
 from flow_factory.cli.errors import DebugOption
+from flow_factory.cli.evaluate import evaluate
 from flow_factory.cli.export import export
 from flow_factory.cli.listing import list_names
 from flow_factory.cli.report import report
@@ -49,6 +50,7 @@ def root(
 app.command("train")(train)
 app.command("check")(check)
 app.command("sample")(sample)
+app.command("eval")(evaluate)
 app.command("export")(export)
 app.command("report")(report)
 app.command("list")(list_names)
