@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flow_factory.data_utils.offline_plan import plan_offline_data
 from flow_factory.data_utils.prompt_files import (
     PromptRow,
     check_media_files,
@@ -67,7 +68,8 @@ def check_statically(config: Arguments) -> StaticReport:
     checker.processes()
     if checker.problems:
         raise ConfigError(checker.problems)
-    checker.report.lines += geometry.describe().split("\n")
+    if config.training_args.execution_contract.generates:
+        checker.report.lines += geometry.describe().split("\n")
     checker.steps()
     return checker.report
 
@@ -94,7 +96,8 @@ class _StaticChecker:
     def training_data(self, geometry: Geometry) -> None:
         """Every training split can be read and is large enough for a cycle."""
         if not self.config.training_args.execution_contract.generates:
-            return  # stored examples have another format, checked by their own loader
+            self._stored_examples()
+            return
         for index, source in enumerate(self.config.data_args.sources()):
             spec = source.train or DatasetTrainSpec()
             if not spec.enabled:
@@ -114,6 +117,16 @@ class _StaticChecker:
                 )
             repeats = f" ({len(rows) - distinct} exact duplicates left out)" if len(rows) > distinct else ""
             self.report.lines.append(f"train prompts: {usable} from {source.dataset_dir} ({spec.split}){repeats}")
+
+    def _stored_examples(self) -> None:
+        """Every record of stored examples, its files, and how they fill batches."""
+        if getattr(self.config.training_args, "supervision", None) is None:
+            return  # a trainer that reads data of its own
+        try:
+            self.report.lines += plan_offline_data(self.config).describe()
+        except InputError as error:
+            path = ("data", "datasets") if self.config.data_args.datasets is not None else ("data", "dataset_dir")
+            self._add(path, str(error))
 
     def evaluation_data(self) -> None:
         """Every evaluation split can be read."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 from flow_factory.data_utils.condition_cache import ConditionCache
-from flow_factory.data_utils.prompt_dataset import PromptDataset, PromptRecord
+from flow_factory.data_utils.prompt_dataset import PromptRecord
 from flow_factory.distributed import Comm
 from flow_factory.samples import Condition
 
@@ -125,7 +125,7 @@ def build_conditions(
     config: Arguments,
     adapter: ConditionEncoder,
     comm: Comm,
-    datasets: Sequence[PromptDataset],
+    datasets: Sequence[Iterable[PromptRecord]],
     need_negative: bool,
     generation: Any,
 ) -> ConditionSource:
@@ -135,7 +135,7 @@ def build_conditions(
         config: The run's configuration.
         adapter: The model; its encoders are used.
         comm: This rank's view of the process group.
-        datasets: The prompts.
+        datasets: The prompts, in one or several collections.
         need_negative: Whether negative prompts are encoded too.
         generation: The model-specific fields of `train:` or `eval:`, whichever the prompts are for.
     """

@@ -60,11 +60,56 @@ class _CycleSampler(Sampler[list[Draw]]):
         return len(self.draws())
 
 
-class RolloutLoader(DataLoader):
-    """One cycle of prompts per iteration: call `set_cycle`, then iterate over `PromptBatch`.
+class BatchLoader(DataLoader):
+    """A loader whose dataset makes whole batches, of what its sampler yields.
 
     With `num_workers` 0 batches are made in this process. Workers, if asked for, are started once and persist: starting
     them again in every cycle costs more than they save.
+
+    Args:
+        dataset: Makes a batch from one item of the sampler.
+        sampler: What each batch of an iteration consists of.
+        conditions: Where conditions come from.
+        num_workers: Worker processes; conditions encoded on the fly need 0.
+        seed: Run seed.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], sampler: Sampler[Any], conditions: ConditionSource, *, num_workers: int, seed: int
+    ) -> None:
+        if num_workers and conditions.on_the_fly:
+            raise InputError(
+                f"data.dataloader_num_workers {num_workers} with data.enable_preprocess false: the encoders run in the "
+                "training process; set dataloader_num_workers: 0, or enable_preprocess: true."
+            )
+        self.conditions = conditions
+        super().__init__(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            collate_fn=_unchanged,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            # Forked, so that the adapter reaches the workers without being pickled.
+            multiprocessing_context="fork" if num_workers else None,
+            # A DataLoader draws a seed per iteration; taken from the global generator, that would change other draws.
+            generator=torch.Generator().manual_seed(seed % (1 << 63)),
+        )
+
+    def __iter__(self) -> Any:  # DataLoader's own iterator type is private
+        self.conditions.start_cycle()
+        return super().__iter__()
+
+    def close(self) -> None:
+        """Ends the workers, if there are any."""
+        iterator, self._iterator = self._iterator, None
+        shutdown = getattr(iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+
+class RolloutLoader(BatchLoader):
+    """One cycle of prompts per iteration: call `set_cycle`, then iterate over `PromptBatch`.
 
     Args:
         sampler: The schedule.
@@ -85,24 +130,13 @@ class RolloutLoader(DataLoader):
         source: str | None = None,
         num_workers: int = 0,
     ) -> None:
-        if num_workers and conditions.on_the_fly:
-            raise InputError(
-                f"data.dataloader_num_workers {num_workers} with data.enable_preprocess false: the encoders run in the "
-                "training process; set dataloader_num_workers: 0, or enable_preprocess: true."
-            )
-        self.conditions = conditions
         self._draws = _CycleSampler(sampler, rank, source)
         super().__init__(
             _DrawnBatches(datasets, conditions),
-            batch_size=None,
-            sampler=self._draws,
-            collate_fn=_unchanged,
+            self._draws,
+            conditions,
             num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            # Forked, so that the adapter reaches the workers without being pickled.
-            multiprocessing_context="fork" if num_workers else None,
-            # A DataLoader draws a seed per iteration; taken from the global generator, that would change other draws.
-            generator=torch.Generator().manual_seed(sampler.seed % (1 << 63)),
+            seed=sampler.seed,
         )
 
     @property
@@ -113,17 +147,6 @@ class RolloutLoader(DataLoader):
     def set_cycle(self, cycle: int) -> None:
         """Chooses the cycle that the next iteration gives; any order is allowed."""
         self._draws.cycle = cycle
-
-    def __iter__(self) -> Any:  # DataLoader's own iterator type is private
-        self.conditions.start_cycle()
-        return super().__iter__()
-
-    def close(self) -> None:
-        """Ends the workers, if there are any."""
-        iterator, self._iterator = self._iterator, None
-        shutdown = getattr(iterator, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
 
 
 class EvalLoader:

@@ -36,6 +36,7 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
     check.optimizers()
     check.components()
     check.acceleration()
+    check.stored_examples()
     check.unavailable()
     check_decoupled(config, check.add)
     if not problems:
@@ -271,6 +272,18 @@ class _Checker:
                 ("acceleration", "rollout"),
                 f"a lossy rollout cache makes the log-probs of trainer {self.config.trainer_key!r} wrong; remove it.",
             )
+
+    def stored_examples(self) -> None:
+        """A pass over stored examples shows each one; what deals prompts to cycles and groups has no part in it."""
+        if self.args.execution_contract.generates:
+            return
+        why = f"deals prompts to rollouts, and trainer {self.config.trainer_key!r} makes none; remove it."
+        if self.config.data_args.sampler_type != "auto":
+            self.add(("data", "sampler_type"), why)
+        for index, dataset in enumerate(self.config.data_args.datasets or []):
+            for name in ("unique_sample_num_per_epoch", "num_batches_per_epoch"):
+                if dataset.train is not None and getattr(dataset.train, name) is not None:
+                    self.add(("data", "datasets", index, "train", name), why)
 
     def unavailable(self) -> None:
         """Fields whose names are settled but that nothing acts on yet: an error, since ignoring them would mislead."""

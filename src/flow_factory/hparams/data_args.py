@@ -37,7 +37,11 @@ class DatasetTrainSpec(Section):
 
     enabled: bool = option(True, "Whether this dataset is trained on.")
     split: str = option("train", "File to read: `<dataset_dir>/<split>.txt` or `<split>.jsonl`.")
-    weight: PositiveInt = option(1, "Integer share of the cycle's prompts, relative to the other datasets' weights.")
+    weight: PositiveInt = option(
+        1,
+        "Integer share of the cycle's prompts, relative to the other datasets' weights. Of stored examples: how often "
+        "an epoch visits each.",
+    )
     max_dataset_size: PositiveInt | None = option(None, "Use only the first so many prompts; null: all.")
     unique_sample_num_per_epoch: PositiveInt | None = option(
         None, "Prompts of this dataset per cycle. Give it for all datasets (weights are then ignored) or for none."

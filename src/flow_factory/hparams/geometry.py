@@ -100,9 +100,10 @@ def find_geometry(
     world = config.num_processes if world_size is None else world_size
     args = config.training_args
     if isinstance(args, OfflineFlowMatchingTrainingArguments):
-        steps = int(args.gradient_accumulation_steps)
+        terms = args.loss_terms_per_batch(config.scheduler_args)
+        steps = int(args.gradient_accumulation_steps) * terms
         batch = args.per_device_batch_size
-        return Geometry(world, batch, 1, batch * world, 1, 1, steps, 1, "distributed_k_repeat")
+        return Geometry(world, batch, 1, batch * world, 1, terms, steps, 1, "distributed_k_repeat")
     planner = _Planner(config, args, world, problems)
     return planner.plan(args.loss_terms_per_batch(config.scheduler_args) if loss_terms is None else loss_terms)
 

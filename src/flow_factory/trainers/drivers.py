@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -152,7 +153,7 @@ class OfflineDriver(AcquisitionDriver):
             )
         sampler.set_epoch(epoch)  # type: ignore[union-attr]
         trainer.adapter.train()
-        batches = itertools.islice(iter(trainer.dataloader), self.next_batch, None)
+        batches = _batches_from(trainer.dataloader, self.next_batch)
         for number in itertools.count(self.next_batch):
             # Before the batch is read, so that an epoch that is gone on with here draws the same numbers.
             trainer.seed_cycle(epoch, number)
@@ -190,6 +191,14 @@ class OfflineDriver(AcquisitionDriver):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.next_batch = int(state["next_batch"])
+
+
+def _batches_from(loader: Any, first: int) -> Iterator[Any]:
+    """The loader's batches from number `first` on; a loader that can skip does not make those before."""
+    if hasattr(loader, "skip_batches"):
+        loader.skip_batches(first)
+        return iter(loader)
+    return itertools.islice(iter(loader), first, None)
 
 
 _DRIVERS: dict[ExecutionContract, type[AcquisitionDriver]] = {

@@ -87,15 +87,34 @@ def noised_at(
     noise_keys = _whole_groups(keys) if shared_noise else keys
     times = _times(clean, time_keys, number, sampling, grid, timestep_for_sigma, repeat).to(device)
     step = repeat * _TIMES_PER_PASS + number
-    generators = [key.generator(Purpose.TRAIN_NOISE, step) for key in noise_keys]
+    return noised_clean(clean, times, [key.generator(Purpose.TRAIN_NOISE, step) for key in noise_keys], number)
+
+
+def noised_clean(
+    clean: LatentState, times: ComponentTimes, generators: Sequence[torch.Generator], number: int = 0
+) -> NoisedState:
+    """Clean latents noised to given times.
+
+    Args:
+        clean: x0, float32, batch B.
+        times: s of each row, on the device of x0.
+        generators: Row i's noise is drawn from `generators[i]`, component by component; two states with equal
+            generators and shapes get the same noise.
+        number: Which of the samples' times this is.
+    """
     states, targets = {}, {}
     for name, x0 in clean.items():
-        noise = draw_normal(x0.shape[1:], generators).to(device)
+        noise = draw_normal(x0.shape[1:], generators).to(x0.device)
         sigma = times[name].sigma.reshape(-1, *[1] * (x0.dim() - 1))
         mask = clean.masks.get(name)
         states[name] = x0 + sigma * zero_inactive(noise - x0, mask)
         targets[name] = zero_inactive(noise - x0, mask)
     return NoisedState(number, LatentState(states, clean.masks), times, LatentState(targets, clean.masks), clean)
+
+
+def free_times(clean: LatentState, sigma: Tensor, timestep_for_sigma: Callable[[Tensor], Tensor]) -> ComponentTimes:
+    """The same freely drawn sigma [B] for every component. No step is taken from it, so sigma_next is sigma."""
+    return ComponentTimes({name: StepTimes(sigma, sigma, timestep_for_sigma(sigma)) for name in clean})
 
 
 def _times(
@@ -118,7 +137,7 @@ def _times(
         return ComponentTimes(components, index, grid.length)
     count = sampling.num_times(grid.length)
     sigma = torch.stack([draw_sigmas(sampling, count, g)[number] for g in generators])
-    return ComponentTimes({name: StepTimes(sigma, sigma, timestep_for_sigma(sigma)) for name in clean})
+    return free_times(clean, sigma, timestep_for_sigma)
 
 
 def _whole_groups(keys: Sequence[NoiseKey]) -> list[NoiseKey]:

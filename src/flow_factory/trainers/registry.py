@@ -23,6 +23,8 @@ _TRAINER_REGISTRY = Registry(
         "dpo": "flow_factory.trainers.rl.dpo.DPOTrainer",
         "dgpo": "flow_factory.trainers.rl.dgpo.DGPOTrainer",
         "crd": "flow_factory.trainers.rl.crd.CRDTrainer",
+        "sft": "flow_factory.trainers.offline.sft.SFTTrainer",
+        "offline-dpo": "flow_factory.trainers.offline.offline_dpo.OfflineDPOTrainer",
     },
     field="train.trainer_type",
 )

@@ -59,15 +59,25 @@ def plan_run_geometry(config: Arguments, comm: Comm) -> Geometry:
 
 
 def preflight(config: Arguments, contract: ExecutionContract) -> None:
-    """Checks what needs imports but no model: that rewards exist, take their parameters and fit the model's output.
+    """Checks what needs imports but no model: rewards exist, take their parameters and fit the model's output; a model
+    that is to learn from stored media can encode them.
 
     Raises:
-        InputError: Naming the reward.
+        InputError: Naming the reward or the model.
     """
+    from flow_factory.models.abc import BaseAdapter
     from flow_factory.models.registry import get_adapter_class
     from flow_factory.rewards.build import check_rewards, check_sample_class
     from flow_factory.trainers.optim import learning_rate_schedule
 
+    if getattr(config.training_args, "supervision", None) is not None:
+        adapter_class = get_adapter_class(config.model_args.model_type)
+        if adapter_class.encode_output_state is BaseAdapter.encode_output_state:
+            raise InputError(
+                f"model.model_type: {config.model_args.model_type!r} ({config.origins.place(('model', 'model_type'))}) "
+                f"cannot encode its output media, which trainer {config.trainer_key!r} needs; use another model, or "
+                f"define encode_output_state() in {adapter_class.__name__}."
+            )
     sections = [config.reward_args] if contract.needs_rewards else []
     sections += [] if config.eval_reward_args is None else [config.eval_reward_args]
     for section in sections:
@@ -158,7 +168,7 @@ def updates_per_cycle(config: Arguments, geometry: Geometry, dataloader: Any) ->
     if config.training_args.execution_contract.generates:
         return geometry.updates_per_cycle
     try:
-        return max(1, len(dataloader) // geometry.accumulation_steps)
+        return max(1, len(dataloader) * geometry.loss_terms // geometry.accumulation_steps)
     except TypeError:
         if config.training_args.max_steps is None and config.training_args.lr_scheduler != "constant":
             raise InputError(

@@ -15,6 +15,8 @@ from flow_factory.hparams.training_args.dgpo import DGPOTrainingArguments
 from flow_factory.hparams.training_args.dpo import DPOTrainingArguments
 from flow_factory.hparams.training_args.grpo import GRPOTrainingArguments
 from flow_factory.hparams.training_args.nft import NFTTrainingArguments
+from flow_factory.hparams.training_args.offline_dpo import OfflineDPOTrainingArguments
+from flow_factory.hparams.training_args.sft import SFTTrainingArguments
 
 __all__ = [
     "AWMTrainingArguments",
@@ -25,7 +27,9 @@ __all__ = [
     "DecoupledTrainingArguments",
     "GRPOTrainingArguments",
     "NFTTrainingArguments",
+    "OfflineDPOTrainingArguments",
     "OfflineFlowMatchingTrainingArguments",
+    "SFTTrainingArguments",
     "TrainingArguments",
     "get_training_args_class",
     "register_training_args",

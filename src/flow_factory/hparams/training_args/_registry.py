@@ -21,6 +21,8 @@ _TRAINING_ARGS_REGISTRY = Registry(
         "dpo": "flow_factory.hparams.training_args.dpo.DPOTrainingArguments",
         "dgpo": "flow_factory.hparams.training_args.dgpo.DGPOTrainingArguments",
         "crd": "flow_factory.hparams.training_args.crd.CRDTrainingArguments",
+        "sft": "flow_factory.hparams.training_args.sft.SFTTrainingArguments",
+        "offline-dpo": "flow_factory.hparams.training_args.offline_dpo.OfflineDPOTrainingArguments",
     },
     field="train.trainer_type",
 )

@@ -1,1 +1,1 @@
-"""Training on finite datasets."""
+"""Trainers on stored examples: a finite dataset instead of rollouts."""

@@ -1,0 +1,125 @@
+"""Stored media as tensors: pictures decoded as a viewer shows them, and brought to the size of their batch.
+
+A picture is turned upright by its EXIF orientation, laid on white where it is transparent and converted to RGB. To
+reach a size it is scaled until it covers it (Lanczos) and cut around its middle; a picture of that size keeps its
+pixels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from flow_factory.contracts import Modality
+from flow_factory.errors import InputError
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+DECODABLE = frozenset({Modality.IMAGE})
+"""Kinds of media that can be decoded; the schema knows more."""
+
+_ORIENTATION = 0x0112
+_UPRIGHT = 1
+_TURNED_BY_A_QUARTER = (5, 6, 7, 8)
+
+
+def image_size(path: Path, place: str = "") -> Size:
+    """Height and width that `read_image` would give, read off the file's header.
+
+    Args:
+        path: The picture.
+        place: `file:line` that names it, for messages.
+
+    Raises:
+        InputError: If the header cannot be read, or the file holds several pictures.
+    """
+    try:
+        with _opened(path) as image:
+            _check_single(image, path, place)
+            width, height = image.size
+            turned = _orientation(image) in _TURNED_BY_A_QUARTER
+    except (OSError, SyntaxError, ValueError) as error:
+        raise _unreadable(path, place, error) from error
+    return (width, height) if turned else (height, width)
+
+
+def read_image(path: Path, place: str = "") -> Image.Image:
+    """The whole picture in RGB.
+
+    Args:
+        path: The picture.
+        place: `file:line` that names it, for messages.
+
+    Raises:
+        InputError: If it cannot be decoded to its end, or the file holds several pictures.
+    """
+    try:
+        with _opened(path) as image:
+            _check_single(image, path, place)
+            turned = _orientation(image) != _UPRIGHT
+            image.load()
+            return _to_rgb(ImageOps.exif_transpose(image) if turned else image)
+    # PIL's decoders report damage as OSError, SyntaxError (PNG) or ValueError.
+    except (OSError, SyntaxError, ValueError) as error:
+        raise _unreadable(path, place, error) from error
+
+
+def fit_image(image: Image.Image, size: Size) -> Image.Image:
+    """The picture scaled to cover `size` and cut around its middle; the same picture if it has that size.
+
+    Args:
+        image: In RGB.
+        size: (height, width).
+    """
+    height, width = size
+    if image.size == (width, height):
+        return image
+    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS, centering=(0.5, 0.5))
+
+
+def _opened(path: Path) -> Image.Image:
+    with warnings.catch_warnings():
+        # A picture of 90 to 180 million pixels is only warned of; larger ones raise.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(path)
+
+
+def _check_single(image: Image.Image, path: Path, place: str) -> None:
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise InputError(f"{_prefix(place)}{path} holds {frames} pictures; give a file with one.")
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, as far as the header tells it: PIL decodes a whole PNG to look behind its pixels."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return _UPRIGHT
+    return image.getexif().get(_ORIENTATION, _UPRIGHT)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if "A" in image.getbands() or "transparency" in image.info:
+        overlay = image.convert("RGBA")
+        white = Image.new("RGBA", overlay.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, overlay).convert("RGB")
+    if image.mode.startswith("I;16"):
+        # PIL clips 16-bit greys to 255 instead of scaling them.
+        return image.point(lambda value: value / 256, "L").convert("RGB")
+    return image.convert("RGB")
+
+
+def _unreadable(path: Path, place: str, error: BaseException) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        what = "does not exist"
+    elif isinstance(error, UnidentifiedImageError):
+        what = "is no picture in a known format"
+    else:
+        what = f"cannot be decoded: {error}"
+    return InputError(f"{_prefix(place)}{path} {what}; replace the file or remove its record.")
+
+
+def _prefix(place: str) -> str:
+    return f"{place}: " if place else ""

@@ -1,0 +1,176 @@
+"""The stored examples of a run, checked against its trainer, model and batch sizes before any model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flow_factory.data_utils.buckets import Size, assign_buckets, bucket_sizes
+from flow_factory.data_utils.offline_files import OfflineExample, OfflineScan, raise_problems, scan_offline_dataset
+from flow_factory.errors import InputError
+from flow_factory.hparams import DatasetTrainSpec, OfflineFlowMatchingTrainingArguments
+from flow_factory.hparams.local_model import local_folder
+
+if TYPE_CHECKING:
+    from flow_factory.hparams import Arguments
+
+_TRAINER_FOR = {"demonstration": "sft", "preference": "offline-dpo"}
+
+
+@dataclass(frozen=True)
+class OfflineEntry:
+    """One visit of an epoch to an example.
+
+    Attributes:
+        example: The example.
+        repeat: Which of the visits that the dataset's weight gives it, from 0.
+        size: Height and width that its pictures are trained at.
+    """
+
+    example: OfflineExample
+    repeat: int
+    size: Size
+
+
+@dataclass(frozen=True)
+class OfflinePlan:
+    """What an epoch consists of.
+
+    Attributes:
+        entries: The visits, in file order; an epoch shuffles them.
+        buckets: Training size to the positions of its entries.
+        batch: B, examples per rank and batch.
+        world_size: W, ranks.
+        accumulation_steps: Batches per optimizer step.
+        files: The files read, for messages.
+    """
+
+    entries: tuple[OfflineEntry, ...]
+    buckets: dict[Size, tuple[int, ...]]
+    batch: int
+    world_size: int
+    accumulation_steps: int
+    files: tuple[str, ...]
+
+    @property
+    def global_batch(self) -> int:
+        """W B, examples of one batch over all ranks."""
+        return self.batch * self.world_size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of each rank in an epoch. Of each bucket, what does not fill a global batch is left out."""
+        return sum(len(positions) // self.global_batch for positions in self.buckets.values())
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return self.batches_per_epoch // self.accumulation_steps
+
+    @property
+    def left_out(self) -> int:
+        """Visits that each epoch leaves out, others each time: those that fill no global batch."""
+        return len(self.entries) - self.batches_per_epoch * self.global_batch
+
+    def describe(self) -> list[str]:
+        """Lines for people."""
+        examples = len({entry.example.example_id for entry in self.entries})
+        left_out = f", {self.left_out} left out of each epoch (no full batch)" if self.left_out else ""
+        lines = [
+            f"stored examples: {examples} from {', '.join(self.files)}",
+            f"epoch: {len(self.entries)} visits in {self.batches_per_epoch} batches of {self.batch} on each of "
+            f"{self.world_size} processes{left_out}; {self.updates_per_epoch} optimizer steps",
+        ]
+        changed = sum(e.example.size is not None and e.example.size != e.size and e.repeat == 0 for e in self.entries)
+        sizes = ", ".join(f"{h} x {w}: {len(rows)}" for (h, w), rows in self.buckets.items())
+        lines.append(f"sizes (height x width): {sizes}; {changed} of {examples} pictures are scaled or cut to them")
+        return lines
+
+
+def plan_offline_data(config: Arguments) -> OfflinePlan:
+    """Reads and checks the stored examples of a run. The same on every rank; needs no model and no torch.
+
+    Raises:
+        InputError: Naming file, line and field of what is wrong, for all records at once.
+    """
+    arguments = config.training_args
+    assert isinstance(arguments, OfflineFlowMatchingTrainingArguments), "settled by the execution contract"
+    scans, visits, problems = [], [], []
+    for source in config.data_args.train_sources():
+        spec = source.train or DatasetTrainSpec()
+        scan = scan_offline_dataset(source, spec.split, io=config.spec.io, max_size=spec.max_dataset_size)
+        wrong_type = _wrong_type(scan, arguments)
+        # Of records of the wrong type nothing else matters.
+        problems += [wrong_type] if wrong_type else scan.problems
+        scans.append(scan)
+        visits += [(example, repeat) for example in scan.examples for repeat in range(spec.weight)]
+    raise_problems(problems)
+    if not visits:
+        raise InputError("data.datasets: no dataset is enabled for training; enable at least one.")
+
+    global_batch = arguments.per_device_batch_size * config.num_processes
+    files = tuple(str(scan.path) for scan in scans)
+    if len(visits) < global_batch:
+        raise InputError(
+            f"{' and '.join(files)}: {len(visits)} stored examples are fewer than one global batch, "
+            f"{global_batch} = per_device_batch_size {arguments.per_device_batch_size} x num_processes "
+            f"{config.num_processes}; lower the batch size or add examples."
+        )
+    sizes = _training_sizes(config, arguments, [example for example, _ in visits], global_batch)
+    entries = tuple(OfflineEntry(e, repeat, size) for (e, repeat), size in zip(visits, sizes, strict=True))
+    buckets: dict[Size, list[int]] = {}
+    for position, entry in enumerate(entries):
+        buckets.setdefault(entry.size, []).append(position)
+    plan = OfflinePlan(
+        entries=entries,
+        buckets={size: tuple(buckets[size]) for size in sorted(buckets)},
+        batch=arguments.per_device_batch_size,
+        world_size=config.num_processes,
+        accumulation_steps=int(arguments.gradient_accumulation_steps),
+        files=files,
+    )
+    _check_accumulation(plan)
+    return plan
+
+
+def _wrong_type(scan: OfflineScan, arguments: OfflineFlowMatchingTrainingArguments) -> str | None:
+    if scan.supervision in (None, arguments.supervision):
+        return None
+    return (
+        f"{scan.path}: holds {scan.supervision}s, but trainer {arguments.trainer_type!r} learns from "
+        f"{arguments.supervision}s; use train.trainer_type: {_TRAINER_FOR[scan.supervision]}, or another dataset."
+    )
+
+
+def _training_sizes(
+    config: Arguments,
+    arguments: OfflineFlowMatchingTrainingArguments,
+    examples: list[OfflineExample],
+    global_batch: int,
+) -> list[Size]:
+    height, width = arguments.resolution
+    resolution = (height, width)
+    if arguments.image_sizing == "crop":
+        return [resolution] * len(examples)
+    multiple = config.spec.size_multiple(local_folder(config.model_args.model_name_or_path))
+    pictures = [example.size or resolution for example in examples]
+    return assign_buckets(pictures, bucket_sizes(resolution, multiple), smallest=global_batch)
+
+
+def _check_accumulation(plan: OfflinePlan) -> None:
+    batches, steps = plan.batches_per_epoch, plan.accumulation_steps
+    if batches % steps == 0:
+        return
+    near = [n for n in range(1, batches + 1) if batches % n == 0]
+    fewer = batches // steps * steps * plan.global_batch
+    instead = f", or data.max_dataset_size: {fewer}" if fewer and len(plan.buckets) == 1 else ""
+    raise InputError(
+        f"train.gradient_accumulation_steps: {steps} does not divide the {batches} batches that a rank has in an "
+        f"epoch ({len(plan.entries)} examples of {' and '.join(plan.files)} in global batches of {plan.global_batch}), "
+        f"and no window is left unfinished; use one of {_listed(near)}{instead}."
+    )
+
+
+def _listed(numbers: list[int], limit: int = 12) -> str:
+    shown = numbers if len(numbers) <= limit else [*numbers[: limit - 1], numbers[-1]]
+    return ", ".join(map(str, shown))

@@ -1,0 +1,202 @@
+"""Batches of stored examples: decoded pictures of one size with their encoded conditions.
+
+Conditions come from the cache, pictures are decoded when their batch is made (in the loader's workers if there are any)
+and encoded by the model's VAE when the batch is trained on: only conditions are kept on disk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, DistributedSampler, Sampler
+
+from flow_factory.data_utils.conditions import Adapter, ConditionSource, build_conditions
+from flow_factory.data_utils.loaders import BatchLoader
+from flow_factory.data_utils.offline_media import fit_image, read_image
+from flow_factory.data_utils.offline_plan import OfflineEntry, OfflinePlan
+from flow_factory.distributed import Comm
+from flow_factory.samples import Condition
+from flow_factory.samples.noise import Purpose, derive_seed
+
+if TYPE_CHECKING:
+    from flow_factory.hparams import Arguments
+
+
+@dataclass(frozen=True)
+class OfflineBatch:
+    """B stored examples of one size.
+
+    Attributes:
+        entries: The visit that each row is.
+        media: "target", or "chosen" and "rejected", to B media (uint8 [C, H, W] for pictures).
+        condition: Their conditions, collated, batch B, on CPU. Not to be modified.
+    """
+
+    entries: tuple[OfflineEntry, ...]
+    media: dict[str, list[Tensor]]
+    condition: Condition
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class OfflineDataset(Dataset[OfflineBatch]):
+    """Makes the batch of a list of positions; runs in the loader's workers if there are any.
+
+    Args:
+        entries: The visits of an epoch.
+        conditions: Where conditions come from.
+    """
+
+    def __init__(self, entries: Sequence[OfflineEntry], conditions: ConditionSource) -> None:
+        self.entries = entries
+        self.conditions = conditions
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, positions: Sequence[int]) -> OfflineBatch:
+        """The batch of these positions.
+
+        Raises:
+            InputError: If a picture cannot be decoded, with the file and the line of its record.
+        """
+        entries = tuple(self.entries[position] for position in positions)
+        media = {arm: [load_picture(entry, arm) for entry in entries] for arm in entries[0].example.arms}
+        batch = self.conditions.batch([entry.example.record for entry in entries], [0] * len(entries))
+        return OfflineBatch(entries, media, batch.condition)
+
+
+def load_picture(entry: OfflineEntry, arm: str) -> Tensor:
+    """The picture of an arm at its training size, uint8 [3, H, W].
+
+    Raises:
+        InputError: If it cannot be decoded.
+    """
+    (file,) = entry.example.arms[arm]
+    image = fit_image(read_image(file.path, entry.example.place), entry.size)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+class BucketBatchSampler(Sampler[list[int]]):
+    """The batches of one rank in an epoch, each of one bucket; slot i has the same bucket on every rank.
+
+    Each bucket is shuffled and dealt to the ranks by a `DistributedSampler` of its own, which drops what is left over
+    (`drop_last`); the rank's share is cut into batches, and the last short one is dropped too. So all ranks have
+    equally many batches, and batch i of all ranks together is a run of W B examples of the bucket's shuffled order.
+
+    Args:
+        buckets: Positions of each bucket's entries.
+        batch_size: B.
+        rank: This rank.
+        world_size: W.
+        seed: Run seed.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Sequence[int]], batch_size: int, *, rank: int = 0, world_size: int = 1, seed: int = 0
+    ) -> None:
+        self.batch_size = batch_size
+        self.seed = seed
+        self.epoch = 0
+        self._skipped = 0
+        self._buckets = buckets
+        self._samplers = [
+            DistributedSampler(
+                bucket,  # type: ignore[arg-type]  # only its length is used
+                num_replicas=world_size,
+                rank=rank,
+                shuffle=True,
+                seed=derive_seed(seed, Purpose.DATA, group_id=number) >> 1,  # the sampler adds the epoch to it
+                drop_last=True,
+            )
+            for number, bucket in enumerate(buckets)
+        ]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of the next iteration; any order of epochs is allowed."""
+        self.epoch = epoch
+        for sampler in self._samplers:
+            sampler.set_epoch(epoch)
+
+    def skip(self, batches: int) -> None:
+        """Leaves out the first batches of the next iteration, to go on inside an epoch."""
+        self._skipped = batches
+
+    def __len__(self) -> int:
+        return sum(len(sampler) // self.batch_size for sampler in self._samplers)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = self._batches()
+        skipped, self._skipped = self._skipped, 0
+        return iter(batches[skipped:])
+
+    def _batches(self) -> list[list[int]]:
+        queues = []
+        for bucket, sampler in zip(self._buckets, self._samplers, strict=True):
+            share = [bucket[index] for index in sampler]
+            full = len(share) // self.batch_size * self.batch_size
+            queues.append([share[i : i + self.batch_size] for i in range(0, full, self.batch_size)])
+        slots = [number for number, queue in enumerate(queues) for _ in queue]
+        if len(queues) > 1:
+            random.Random(derive_seed(self.seed, Purpose.SHUFFLE, cycle=self.epoch)).shuffle(slots)
+        waiting = [iter(queue) for queue in queues]
+        return [next(waiting[number]) for number in slots]
+
+
+class OfflineLoader(BatchLoader):
+    """An epoch of `OfflineBatch` per iteration: call `sampler.set_epoch`, then iterate.
+
+    Args:
+        dataset: Makes the batches.
+        sampler: The batches of each epoch.
+        num_workers: Worker processes; conditions encoded on the fly need 0.
+    """
+
+    def __init__(self, dataset: OfflineDataset, sampler: BucketBatchSampler, *, num_workers: int = 0) -> None:
+        self.batches = sampler
+        super().__init__(dataset, sampler, dataset.conditions, num_workers=num_workers, seed=sampler.seed)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def skip_batches(self, count: int) -> None:
+        """Leaves out the first batches of the next iteration without making them."""
+        self.batches.skip(count)
+
+
+def build_offline_train_dataloader(
+    config: Arguments, adapter: Adapter, comm: Comm, plan: OfflinePlan
+) -> tuple[OfflineLoader, dict[str, Any]]:
+    """The training loader over stored examples, with all conditions encoded first. Called by all ranks.
+
+    Args:
+        config: The run's configuration.
+        adapter: The model; its encoders are used.
+        comm: This rank's view of the process group.
+        plan: The examples, as `plan_offline_data` read and checked them.
+
+    Returns:
+        The loader, and an empty mapping in the place of loaders per dataset, which stored examples have none of.
+
+    Raises:
+        RunError: If another rank fails.
+    """
+    records = [entry.example.record for entry in plan.entries if entry.repeat == 0]
+    # Losses on stored examples are never guided, so no negative conditions are needed.
+    conditions = build_conditions(config, adapter, comm, [records], False, config.train_generation)
+    sampler = BucketBatchSampler(
+        list(plan.buckets.values()),
+        plan.batch,
+        rank=comm.rank,
+        world_size=comm.world_size,
+        seed=config.training_args.seed,
+    )
+    dataset = OfflineDataset(plan.entries, conditions)
+    return OfflineLoader(dataset, sampler, num_workers=config.data_args.dataloader_num_workers), {}
