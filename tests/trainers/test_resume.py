@@ -93,6 +93,7 @@ PHASES = {
     "first rollout": ("adapter", "inference", 3, 0),
     "rollout": ("adapter", "inference", 4, 1),
     "scoring": ("reward_buffer", "finalize", 2, 1),
+    "measuring": ("watch", "measure", 2, 1),
     "optimisation": ("adapter", "forward", 7, 1),
     "evaluation": ("evaluator", "run", 2, 2),
     "checkpoint": ("checkpointer", "save", 1, 2),

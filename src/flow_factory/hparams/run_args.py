@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Resolution, Section, option
 
 # Fields of `eval:` that take the value of `train:` when they are not given.
@@ -57,4 +60,15 @@ class LogArguments(Section):
     save_freq: NonNegativeInt = option(10, "Save a checkpoint every so many cycles; 0: only at the end.")
     save_total_limit: PositiveInt | None = option(None, "Keep only so many newest checkpoints; null: all.")
     save_model_only: bool = option(False, "Save weights without the state that exact resume needs.")
+    monitor: bool = option(
+        True, "Measure the pictures of each cycle and warn where a statistic leaves its band while the reward rises."
+    )
+    monitor_band: Annotated[float, Field(gt=0, le=6)] = option(
+        3.0, "Half-width of the bands in standard errors of the first cycle's mean over prompts."
+    )
+    monitor_stop: bool = option(False, "End the run, with a checkpoint, after a cycle that raises such an alarm.")
     verbose: bool = option(True, "Show a progress bar and a line per phase and cycle.")
+
+    def __post_init__(self) -> None:
+        if self.monitor_stop and not self.monitor:
+            raise FieldError("monitor_stop", "can stop a run only with log.monitor: true, which raises the alarms.")

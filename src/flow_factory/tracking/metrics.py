@@ -58,9 +58,9 @@ class MetricsWriter:
     def truncate_after(self, cycle: int, step: int, evaluated_cycle: int | None = None) -> int:
         """Drops the rows that a run resumed from a checkpoint will write again.
 
-        Rows of kind "cycle" are kept up to `cycle`, of kind "eval" up to `evaluated_cycle`, of kind "update" up to
-        `cycle` or `step`; rows of other kinds are kept if they stand before the last kept one of those, or belong to a
-        cycle up to `cycle`.
+        Rows of kind "cycle" are kept up to `cycle`, of kinds "eval" and "eval_monitor" up to `evaluated_cycle`, of
+        kind "update" up to `cycle` or `step`; rows of other kinds are kept if they stand before the last kept one of
+        those, or belong to a cycle up to `cycle`.
 
         Args:
             cycle: Finished cycles of the checkpoint.
@@ -70,7 +70,8 @@ class MetricsWriter:
         Returns:
             How many rows were dropped.
         """
-        limits = {"cycle": cycle, "eval": cycle if evaluated_cycle is None else evaluated_cycle}
+        evaluated = cycle if evaluated_cycle is None else evaluated_cycle
+        limits = {"cycle": cycle, "eval": evaluated, "eval_monitor": evaluated}
         self._handle.close()
         lines = self.path.read_bytes().splitlines(keepends=True)
         rows = [_parse(line, self.path, number) for number, line in enumerate(lines, 1)]

@@ -20,6 +20,7 @@ from flow_factory.tracking.run_folder import resolve_resume
 from flow_factory.trainers import setup
 from flow_factory.trainers.drivers import CycleDropped, TrainingProgress, get_driver_class
 from flow_factory.trainers.evaluation import Evaluator
+from flow_factory.trainers.monitoring import SampleWatch
 from flow_factory.trainers.registry import check_contract
 from flow_factory.trainers.result import TrainingResult
 from flow_factory.trainers.roles import RoleOptimizationCoordinator
@@ -89,6 +90,7 @@ class BaseTrainer(TrainerVerbs, ABC):
         rewards = None if self.reward_buffer is None else self.reward_buffer.processor
         self.evaluator = Evaluator.build(config, self.adapter, self.comm, self.run_dir, self.tracker, rewards)
         self.checkpointer = setup.build_checkpointer(config, self.run_dir, self.comm)
+        self.watch = SampleWatch(config, self.comm)
 
         self.result = TrainingResult(self.run_dir)
         self.stopping = Stopping(self.comm, self.training_args.signal_deadline_s)
@@ -116,7 +118,7 @@ class BaseTrainer(TrainerVerbs, ABC):
 
         Raises:
             Interrupted: A signal ended the run; its state was saved and resuming equals the uninterrupted run.
-            RunError: The run failed; the newest checkpoint is untouched.
+            RunError: The run failed, and the newest checkpoint is untouched; or `log.monitor_stop` ended it, saved.
         """
         started = time.perf_counter()
         # A terminal's Ctrl-C may reach a worker twice: from the terminal, and from the launcher that passes it on.
@@ -201,6 +203,7 @@ class BaseTrainer(TrainerVerbs, ABC):
             self._cycle_metrics["samples"] = float(self.result.counts.get("samples", 0) - samples_before)
         self.tracker.log_cycle(self.epoch, self.step, self._cycle_metrics, seconds)
         self.result.counts["cycles"] = self.result.counts.get("cycles", 0) + 1
+        self.watch.judge(self.tracker, self.step)
 
     def _run_training_step(self) -> None:
         """One generation cycle: sample, score, optimize. Override to group the phases differently."""
@@ -210,6 +213,7 @@ class BaseTrainer(TrainerVerbs, ABC):
         if self.execution_contract.needs_rewards:
             with self.phase("feedback"):
                 self.prepare_feedback(samples)
+        self._cycle_metrics.update(self.watch.measure(samples, self.reward_buffer))
         self.check_interrupt()
         with self.phase("optimize"):
             self.adapter.train()
@@ -371,9 +375,12 @@ class BaseTrainer(TrainerVerbs, ABC):
             except CycleDropped:
                 self._leave("the unfinished evaluation was dropped")
         save_freq = self.config.log_args.save_freq
-        due = done or (save_freq > 0 and self.epoch > 0 and self.epoch % save_freq == 0)
+        stop = self.watch.should_stop and not done
+        due = done or stop or (save_freq > 0 and self.epoch > 0 and self.epoch % save_freq == 0)
         if due and self._saved != (self.progress, self._evaluated_epoch):
             self.save_checkpoint()
+        if stop:
+            raise self.watch.stopped(self.epoch, self.result.checkpoint)
 
     def _evaluation_due(self, done: bool) -> bool:
         every = self.config.eval_args.eval_freq

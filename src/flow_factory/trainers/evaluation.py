@@ -21,6 +21,7 @@ from flow_factory.samples import BaseSample, ImageSample, NoiseKey
 from flow_factory.tracking.grids import save_comparison, save_grid
 from flow_factory.tracking.tracker import Tracker
 from flow_factory.trainers.drivers import CycleDropped
+from flow_factory.trainers.monitoring import measure_dataset
 from flow_factory.trainers.rollouts import RolloutPlan, rollout_batch
 
 
@@ -36,6 +37,7 @@ class Evaluator:
         seed: Evaluation seed; noise depends on it and on the prompt's index alone.
         solver: "pipeline" or "dynamics".
         grid_images: Pictures per grid.
+        monitor: Whether the pictures are measured too (a row of kind "eval_monitor").
     """
 
     loaders: dict[str, EvalLoader]
@@ -49,6 +51,7 @@ class Evaluator:
     seed: int
     solver: Literal["pipeline", "dynamics"]
     grid_images: int
+    monitor: bool
 
     @classmethod
     def build(
@@ -83,6 +86,7 @@ class Evaluator:
             seed=config.eval_seed,
             solver=config.eval_args.solver,
             grid_images=config.eval_args.num_grid_images,
+            monitor=config.log_args.monitor,
         )
 
     @property
@@ -105,6 +109,7 @@ class Evaluator:
             CycleDropped: If `should_stop` became true; nothing has been logged then.
         """
         means: dict[str, float] = {}
+        measured: dict[str, float] = {}
         for name in self.loaders:
             samples = self.generate(name, should_stop)
             # Ranks may have different numbers of batches, so they talk only when all are through.
@@ -112,8 +117,12 @@ class Evaluator:
                 raise CycleDropped
             self.processor.score(samples)
             means.update(self._means(name, samples))
+            if self.monitor:
+                measured.update(measure_dataset(name, samples, self.comm))
             self._save_pictures(name, samples, epoch)
         self.tracker.log_evaluation(epoch, step, means)
+        if measured:
+            self.tracker.log(measured, step, kind="eval_monitor")
         return means
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ def run_state(trainer: BaseTrainer) -> dict[str, Any]:
             "advantage": {} if estimators is None else estimators.state_dict(trainer.progress.rollout_iteration),
             "history": trainer.result.history(),
             "evaluated_epoch": trainer._evaluated_epoch,
+            "monitor": trainer.watch.state_dict(),
             "cycle": _cycle_state(trainer) if trainer.driver.inside_cycle else None,
         },
     }
@@ -53,6 +54,7 @@ def load_run_state(trainer: BaseTrainer, parts: Mapping[str, Any]) -> None:
         trainer.advantage_processor.load_state_dict(state.get("advantage", {}))
     trainer.result.load_history(state["history"])
     trainer._evaluated_epoch = int(state["evaluated_epoch"])
+    trainer.watch.load_state_dict(state.get("monitor"))  # checkpoints from before there was a monitor have none
     if state["cycle"] is not None:
         trainer._cycle_losses, trainer._cycle_metrics = state["cycle"]["losses"], state["cycle"]["metrics"]
     trainer._saved = (trainer.progress, trainer._evaluated_epoch)
