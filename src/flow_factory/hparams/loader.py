@@ -266,6 +266,8 @@ class _Builder:
         for field in INHERITED_BY_EVAL:
             if filled.get(field) is None and hasattr(train, field):
                 filled[field] = getattr(train, field)
+            elif filled.get(field, field) is None:
+                del filled[field]  # a trainer that rolls nothing out has no such field: eval's own default holds
         for field in spec.generation_fields() if spec is not None and generation is not None else ():
             if filled.get(field) is None:
                 filled[field] = getattr(generation, field)

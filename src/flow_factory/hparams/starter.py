@@ -86,6 +86,8 @@ def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArg
     if embedded:
         train.update({name: value for name, value in _EMBEDDED_TRAIN.items() if name in own})
     dataset = "shapes" if "shapes" in prompts else next(iter(prompts), None)
+    if not training.execution_contract.generates:
+        dataset = None  # the built-in ones hold prompts, not stored examples
     return {
         "model": {
             "model_type": model_type,
