@@ -34,7 +34,9 @@ class EulerOn(FlowMatchEulerDiscreteScheduler):
         self._grid = (scheduler.sigmas.clone(), scheduler.timesteps.clone())
         return self
 
-    def set_timesteps(self, num_inference_steps: Any = None, device: Any = None, **unused: Any) -> None:
+    def set_timesteps(
+        self, num_inference_steps: Any = None, device: Any = None, sigmas: Any = None, mu: Any = None
+    ) -> None:
         self.sigmas, self.timesteps = (tensor.clone() for tensor in self._grid)
         self.num_inference_steps = len(self.timesteps)
         self._step_index = self._begin_index = None

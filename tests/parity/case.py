@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flow_factory.samples import LatentState
@@ -40,6 +41,14 @@ def cfg_settings(scale: float = 4.5, off: float = 1.0, argument: str = "guidance
 
 def _only(pipeline: Any, state: LatentState) -> dict[str, Tensor]:
     return {"latent": state.only}
+
+
+def packed_layout(pipeline: Any, state: LatentState) -> dict[str, Tensor]:
+    """Tokens of 2 x 2 latents, written out here once more: [B, C, 2 h, 2 w] to [B, h w, 4 C]."""
+    batch, channels, height, width = state.only.shape
+    cells = state.only.reshape(batch, channels, height // 2, 2, width // 2, 2)
+    tokens = torch.einsum("bchiwj->bhwcij", cells)
+    return {"latent": tokens.reshape(batch, (height // 2) * (width // 2), 4 * channels)}
 
 
 def _scheduler_grid(scheduler: Any) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import cast
 
 import torch
@@ -48,7 +49,8 @@ def select_targets(module: nn.Module, targets: str | Sequence[str], dead: Sequen
 
     Args:
         module: A component.
-        targets: Names, or the last parts of names ("to_q", "attn.to_q").
+        targets: Names, the last parts of names ("to_q", "attn.to_q"), or patterns of whole names with `*`
+            ("single_blocks.*.proj_out").
         dead: Regular expressions of modules that can never get a gradient, matched against the whole name; `{last}`
             stands for the index of the last block of the module's first list of blocks. They are left out.
 
@@ -61,7 +63,7 @@ def select_targets(module: nn.Module, targets: str | Sequence[str], dead: Sequen
     wanted = [targets] if isinstance(targets, str) else list(targets)
     chosen: dict[str, None] = {}
     for target in wanted:
-        found = [name for name in alive if name == target or name.endswith(f".{target}")]
+        found = [name for name in alive if fnmatchcase(name, target) or name.endswith(f".{target}")]
         if not found:
             endings = sorted({re.sub(r"^.*?\d+\.", "", name) for name in linear})
             raise InputError(

@@ -9,7 +9,12 @@ from flow_factory.hparams.models.spec import ModelSpec
 from flow_factory.registry import Registry
 
 _MODEL_SPEC_REGISTRY = Registry(
-    "model type", {"sd3-5": "flow_factory.hparams.models.sd3_5.SPEC"}, field="model.model_type"
+    "model type",
+    {
+        "sd3-5": "flow_factory.hparams.models.sd3_5.SPEC",
+        "flux1": "flow_factory.hparams.models.flux.FLUX1",
+    },
+    field="model.model_type",
 )
 _EXTRA: dict[str, ModelSpec] = {}
 

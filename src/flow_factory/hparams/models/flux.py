@@ -1,0 +1,62 @@
+"""FLUX.1 (dev, schnell and fine-tuned checkpoints of the same format)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from flow_factory.hparams.models.folder import packed_size_factor
+from flow_factory.hparams.models.media import TEXT_TO_IMAGE
+from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.types import NonNegativeFloat, option
+
+
+@dataclass
+class FluxGenerationArguments(GenerationArguments):
+    """Model-specific fields of `train:` and `eval:` for flux1."""
+
+    max_sequence_length: Annotated[int, Field(ge=1, le=512)] = option(
+        512, "T5 tokens per prompt; schnell was trained with 256."
+    )
+    true_cfg_scale: NonNegativeFloat = option(
+        1.0,
+        "Classifier-free guidance with a second forward for the negative prompt, above 1. guidance_scale is the "
+        "network's own input and needs no second forward.",
+    )
+
+
+# Joint blocks: both streams' attention and MLPs. Single-stream blocks: attention, and the MLP whose output projection
+# is shared with the attention's. The network's last `proj_out` is no part of a block.
+_TARGETS = (
+    "to_q",
+    "to_k",
+    "to_v",
+    "to_out.0",
+    "add_q_proj",
+    "add_k_proj",
+    "add_v_proj",
+    "to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+    "proj_mlp",
+    "single_transformer_blocks.*.proj_out",
+)
+
+FLUX1 = ModelSpec(
+    key="flux1",
+    adapter="flow_factory.models.flux.flux1.Flux1Adapter",
+    pipeline_class="FluxPipeline",
+    io=TEXT_TO_IMAGE,
+    generation_arguments=FluxGenerationArguments,
+    guidance="embedded",
+    size_factor=packed_size_factor,
+    resolution_floor=256,
+    default_lora_targets=_TARGETS,
+    required_components=(
+        "transformer", "vae", "scheduler", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"
+    ),
+)  # fmt: skip
