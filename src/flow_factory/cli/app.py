@@ -10,6 +10,7 @@ import typer
 
 from flow_factory.cli.check import check
 from flow_factory.cli.config import config_app
+from flow_factory.cli.doctor import doctor
 from flow_factory.cli.errors import DebugOption
 from flow_factory.cli.evaluate import evaluate
 from flow_factory.cli.export import export
@@ -53,6 +54,7 @@ app.command("sample")(sample)
 app.command("eval")(evaluate)
 app.command("export")(export)
 app.command("report")(report)
+app.command("doctor")(doctor)
 app.command("list")(list_names)
 app.add_typer(config_app, name="config")
 

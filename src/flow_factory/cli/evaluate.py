@@ -203,14 +203,16 @@ def _print_tables(datasets: dict[str, Any], variants: tuple[Variant, ...]) -> No
     for name, result in datasets.items():
         per_prompt = result["samples_per_prompt"]
         samples = f", {per_prompt} samples each" if per_prompt > 1 else ""
-        title = f"{name} ({result['split']}): {result['prompts']} prompts{samples}; mean and 95 % interval"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        typer.echo(f"\n{name} ({result['split']}): {result['prompts']} prompts{samples}; mean and 95 % interval")
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("", no_wrap=True)
         for column in columns:
             table.add_column(column, justify="right", no_wrap=True)
         metrics = list(result[columns[0]])
         rewards = [metric for metric in metrics if not metric.startswith(_PICTURE)]
         for metric in metrics:
+            if metric.startswith(_PICTURE) and metric == metrics[len(rewards)]:
+                table.add_row("[dim]in the pictures[/]")
             cells = [_cell(result[column][metric], column == "difference", len(columns) > 1) for column in columns]
             table.add_row(metric.removeprefix(_PICTURE), *cells, end_section=metric == rewards[-1])
         Console().print(table)
