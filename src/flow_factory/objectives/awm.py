@@ -7,6 +7,7 @@ of the whole sample under the policy, and the objective keeps the form of pretra
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -18,6 +19,8 @@ from flow_factory.objectives.matching import advantage_bound
 Weighting = Literal["Uniform", "t", "t**2", "huber", "ghuber"]
 # Keeps the root's gradient finite at a perfect match.
 _EPSILON = 1e-10
+# A clip of 1, as published, is (0, 2): no lower bound at all. This one is as good, and has a logarithm.
+_NO_LOWER_BOUND = math.nextafter(-1.0, 0.0)
 
 
 def pseudo_log_prob(weighting: Weighting, error: Tensor, sigma: Tensor, power: float = 0.25) -> Tensor:
@@ -63,11 +66,12 @@ def awm_loss(
         log_prob: l, [B], with graph.
         old_log_prob: l_old on the same noise and time; detached.
         advantages: A, [B], unclipped.
-        clip_range: (c_lo, c_hi).
+        clip_range: (c_lo, c_hi); with c_lo <= -1 no ratio is too small.
         adv_clip_range: The clip of A; the larger bound is A_max.
 
     Returns:
         As `grpo_loss`.
     """
     scaled = advantages.detach().clamp(*adv_clip_range) / advantage_bound(adv_clip_range)
-    return grpo_loss(log_prob, old_log_prob, scaled.to(torch.promote_types(scaled.dtype, log_prob.dtype)), clip_range)
+    clip_range = (max(clip_range[0], _NO_LOWER_BOUND), clip_range[1])
+    return grpo_loss(log_prob, old_log_prob, scaled, clip_range)

@@ -72,6 +72,8 @@ class DGPOTrainingArguments(MatchingTrainingArguments):
         super().__post_init__()
         check_range_around_zero(self.clip_range, "clip_range")
         check_range_around_zero(self.adv_clip_range, "adv_clip_range")
+        if self.clip_range[0] <= -1:
+            raise FieldError("clip_range", "has no ratio below its lower bound; use lo > -1, for instance 1e-2.")
         if self.clip_kl and not self.clip_dsm:
             raise FieldError("clip_kl", "cuts what clip_dsm cuts, which is off; set clip_dsm: true or clip_kl: false.")
 
