@@ -164,6 +164,7 @@ def test_an_attempt_that_failed_while_loading_leaves_nothing_to_set_aside(make_c
         "config.yaml",
         "inputs.json",
         "metrics.jsonl",
+        "overrides.json",
     ]
 
 

@@ -48,7 +48,10 @@ def test_rows_carry_cycle_and_step(make_config):
     rows = [(r["kind"], r["cycle"], r["step"]) for r in read_metrics(folder)]
     assert rows == [("eval", 0, 0), ("update", 1, 1), ("data", 1, 1), ("cycle", 1, 1)]
     assert read_metrics(folder, "cycle")[0]["seconds/rollout"] == 1.0
-    assert json.loads((folder / "result.json").read_text()) == {"rewards": [{"total": {"$float": "nan"}}]}
+    result = json.loads((folder / "result.json").read_text())
+    assert result.pop("ended") >= read_metrics(folder)[-1]["time"]
+    assert result == {"rewards": [{"total": {"$float": "nan"}}], "status": "finished", "message": ""}
+    assert (folder / "report.html").is_file()
     assert not _locks
 
 

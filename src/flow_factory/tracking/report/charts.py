@@ -165,6 +165,7 @@ class _Scale:
 
     def y(self, value: float) -> float:
         height = HEIGHT - _BOTTOM - _TOP
+        value = min(max(value, self.y_low), self.y_high)  # only what is beyond 1e300 is outside
         return HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * height
 
     def attributes(self) -> str:

@@ -246,7 +246,7 @@ def _read_yaml(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         problems.append(f"{path.name} holds no mapping: the settings are not shown")
         return {}
-    return value
+    return {str(key): item for key, item in value.items()}
 
 
 def _read_overrides(path: Path, problems: list[str]) -> frozenset[str] | None:

@@ -53,8 +53,12 @@ def settings_of(run: RunRecord) -> dict[str, list[Setting]]:
     """All settings of a run by section; what stands at the top level comes under "launcher"."""
     schema = _schema_of(run)
     sections: dict[str, list[Setting]] = {}
-    for name, value in flatten(run.config).items():
-        section = name.split(".")[0].split("[")[0] if isinstance(run.config[_top(name)], (dict, list)) else "launcher"
+    sectioned = [
+        (key if isinstance(value, (dict, list)) and value else "launcher", *item)
+        for key, value in run.config.items()
+        for item in flatten(value, key).items()
+    ]
+    for section, name, value in sectioned:
         known, default = _default_of(schema, run.config, name)
         changed = None if schema is None else not known or not _same(value, default)
         if name.startswith("eval.") and _same(value, run.setting(f"train.{name[5:]}", _ABSENT)):
@@ -123,10 +127,6 @@ def _by_name(value: Any) -> Any:
     if isinstance(value, list) and value and all(isinstance(item, Mapping) and "name" in item for item in value):
         return {str(item["name"]): _by_name({k: v for k, v in item.items() if k != "name"}) for item in value}
     return value
-
-
-def _top(name: str) -> str:
-    return name.split(".")[0].split("[")[0]
 
 
 def _is_given(run: RunRecord, name: str) -> bool:
