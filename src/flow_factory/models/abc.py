@@ -45,6 +45,11 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     Construction loads the pipeline, freezes it, and creates the live roles of the training arguments. The trainer then
     declares snapshots (`add_reference`, `add_snapshot`) and calls `prepare`, after which no variant can be added.
 
+    Args:
+        config: The configuration.
+        comm: This rank's view of the process group; None is a single process.
+        as_stored: For inference: leave weights as they lie in their files (see `components.place`).
+
     Attributes:
         sample_class: The sample type of one example, and `media_field`, its field that holds the decoded media.
         spec: The model's static facts.
@@ -58,7 +63,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     media_field: ClassVar[str] = "image"
     condition_class: ClassVar[type[Condition]] = Condition
 
-    def __init__(self, config: Arguments, comm: Comm | None = None) -> None:
+    def __init__(self, config: Arguments, comm: Comm | None = None, *, as_stored: bool = False) -> None:
         self.config = config
         self.comm = comm or Comm.single()
         self.device = self.comm.device
@@ -75,7 +80,8 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         components.freeze(self._modules.values())
         for name, module in self._modules.items():
             # Parts are loaded in the dtype they are held in; only those asked to load in another are cast.
-            components.place(module, self.device, self._dtype_of(name) if name in model.component_load_dtypes else None)
+            dtype = self._dtype_of(name) if name in model.component_load_dtypes else None
+            components.place(module, self.device, dtype, as_stored=as_stored)
         self.bundle = ModelBundle({name: self._modules[name] for name in self.trained_components})
         self.weights: Weights = make_weights(
             config, self.spec, self.bundle, self.trained_components, self._dtypes.trainable

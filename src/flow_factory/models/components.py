@@ -215,15 +215,23 @@ def freeze(modules: Iterable[nn.Module]) -> None:
         module.eval()
 
 
-def place(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+def place(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None, as_stored: bool = False) -> None:
     """Moves a module, and gives weights that lie unaligned in a mapped file storage of their own.
 
     Matrix products on CPU round differently for operands that are not aligned to 64 bytes, so the same weights read
     from another file layout would give other bits.
+
+    Args:
+        module: The module.
+        device: Where it goes.
+        dtype: Cast to this; None keeps it.
+        as_stored: Leave weights as they lie in the file, so that the bits are those of another program that maps it.
     """
     module.to(device=device)
     if dtype is not None:
         module.to(dtype=dtype)
+    if as_stored:
+        return
     for tensor in [*module.parameters(), *module.buffers()]:
         if tensor.device.type == "cpu" and tensor.data_ptr() % 64 != 0:
             tensor.data = tensor.data.clone()

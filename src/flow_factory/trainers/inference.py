@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from safetensors.torch import load_file
+
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
@@ -77,15 +80,32 @@ def build_inference_model(
     if lora:  # a scale of 1, and float32: as the exported file is read elsewhere
         changes |= {"lora_alpha": model_args.lora_rank, "trainable_parameters_dtype": "fp32"}
     config = dataclasses.replace(config, model_args=dataclasses.replace(model_args, **changes))
-    adapter = get_adapter_class(model_args.model_type)(config, comm)
+    adapter = get_adapter_class(model_args.model_type)(config, comm, as_stored=True)
     load = trained is not None and "trained" in variants
     if load and not lora and "base" in variants:
         adapter.add_snapshot(_BASE, device="cpu")
     adapter.prepare()  # the snapshot is taken here, after weights beneath have been read
     if load and isinstance(adapter.weights, LoraWeights):
         load_lora(adapter.weights, model_args.components, str(trained))
+        _map_lora(adapter, export.lora_file(str(trained)))
     elif load:
         for name in model_args.components:
             export.load_full(name, adapter.bundle.component(name), str(trained))
     adapter.eval()
     return InferenceModel(adapter, tuple(v for v in variants if v == "base" or load))
+
+
+@torch.no_grad()
+def _map_lora(adapter: BaseAdapter[Any], file: Path) -> None:
+    """Lets the layers use the file's own mapped tensors, as diffusers does, where they hold the same values already.
+
+    On a CPU the last bits of a product depend on how its operands are aligned (see `components.place`).
+    """
+    stored = load_file(file)
+    for name, parameter in adapter.trainable_parameters().items():
+        component, _, rest = name.partition(".")
+        *module, matrix, _, weight = rest.split(".")
+        value = stored.get(".".join([component, *module, matrix, weight]))
+        same = value is not None and value.dtype == parameter.dtype and value.device == parameter.device
+        if value is not None and same and torch.equal(value, parameter):
+            parameter.data = value
