@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+from transformers import CLIPTextConfig, CLIPTextModel, Qwen2Tokenizer, T5Config, T5EncoderModel
 
 from tests.models.tiny_pipelines import CLIP_TOKENS
 
@@ -88,3 +89,33 @@ def autoencoder(channels: int = 4, shift: float | None = 0.06, quant: bool = Fal
         use_quant_conv=quant,
         use_post_quant_conv=quant,
     )
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def qwen_tokenizer(**keywords: Any) -> Qwen2Tokenizer:
+    """One token per byte, and the chat's special tokens."""
+    letters = sorted(ByteLevel.alphabet())
+    vocab = {"<|endoftext|>": 0, **{letter: i + 1 for i, letter in enumerate(letters)}}
+    special = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[], additional_special_tokens=special, **keywords)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def qwen_text_config(width: int, vocabulary: int) -> dict[str, Any]:
+    """A language model of two layers."""
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+    }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -78,22 +79,49 @@ class PromptCondition(Condition):
     def guided(self) -> Prompts:
         """Negatives, then positives, for one forward of 2B rows; joined once per batch.
 
+        Where lengths differ, the shorter are padded: such models read a mask.
+
         Raises:
             InputError: If the negatives were not encoded.
         """
         pairs = zip(self.negative, self.positive, strict=True)
-        embeds, pooled, mask = (
-            None if negative is None or positive is None else torch.cat([negative, positive])
-            for negative, positive in pairs
-        )
+        embeds, pooled, mask = (None if n is None or p is None else _join(n, p) for n, p in pairs)
         assert embeds is not None
         return Prompts(embeds, pooled, mask)
 
 
-def negative_texts(negative_prompts: object, count: int) -> list[str]:
+def _join(negative: Tensor, positive: Tensor) -> Tensor:
+    length = max(negative.shape[1], positive.shape[1])
+    return torch.cat([pad_tokens(negative, length), pad_tokens(positive, length)])
+
+
+def collate_padded(conditions: Sequence[PromptCondition], multiple: int = 1) -> PromptCondition:
+    """Joins conditions of different lengths: zeros (masked out) behind the shorter ones.
+
+    Args:
+        conditions: All with masks.
+        multiple: Lengths are rounded up to a multiple of it, so that batches of similar prompts have equal lengths and
+            a row's numbers do not depend on its neighbours.
+    """
+    return PromptCondition.cat([pad_condition(c, *_lengths(conditions, multiple)) for c in conditions])
+
+
+def pad_condition(condition: PromptCondition, length: int, negative_length: int = 0) -> PromptCondition:
+    """Prompts padded to `length` tokens, negatives to `negative_length`; pooled embeddings are left as they are."""
+    lengths = {name: negative_length if name.startswith("negative") else length for name in condition.tensors()}
+    padded = {n: pad_tokens(t, lengths[n]) for n, t in condition.tensors().items() if "pooled" not in n}
+    return replace(condition, **padded)
+
+
+def _lengths(conditions: Sequence[PromptCondition], multiple: int) -> tuple[int, int]:
+    longest = max(c.prompt_embeds.shape[1] for c in conditions)
+    negatives = [c.negative_prompt_embeds.shape[1] for c in conditions if c.negative_prompt_embeds is not None]
+    return -(-longest // multiple) * multiple, -(-max(negatives, default=0) // multiple) * multiple
+
+
+def negative_texts(negative_prompts: Sequence[str | None] | None, count: int) -> list[str]:
     """`count` negative prompts; None, for one or for all, stands for the empty text."""
-    texts = list(negative_prompts) if negative_prompts else [None] * count  # type: ignore[call-overload]
-    return [text or "" for text in texts]
+    return [text or "" for text in negative_prompts or [None] * count]
 
 
 def pad_tokens(tensor: Tensor, length: int) -> Tensor:

@@ -1,0 +1,104 @@
+"""Z-Image text to image (`z-image`).
+
+The network runs in reversed time (0 is noise) and predicts data - noise; prompts go through the tokenizer's chat
+template, and the network takes a list of texts of different lengths. Guidance counts from 0: w adds w (positive -
+negative) to the positive prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline, get_default_z_image_sigmas
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from flow_factory.models.abc import BaseAdapter
+from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded, negative_texts
+from flow_factory.models.guidance import GuidanceSpec, guide_together
+from flow_factory.models.images import decode_images, encode_images
+from flow_factory.models.shifted_grid import token_shift
+from flow_factory.samples import ComponentTimes, LatentState
+
+
+class ZImageAdapter(BaseAdapter[PromptCondition]):
+    """Text to image; latents [B, C, H / f, W / f]; guidance batched in one forward."""
+
+    condition_class = PromptCondition
+
+    def load_pipeline(self) -> ZImagePipeline:
+        return self.load_diffusers(ZImagePipeline)
+
+    def guidance(self, guidance_scale: float, generation: Any = None) -> GuidanceSpec:
+        fields = generation or self.config.train_generation
+        # The pipeline turns guidance off where 1 - sigma exceeds the truncation.
+        window = (1.0 - fields.cfg_truncation, 1.0) if fields.cfg_truncation < 1.0 else None
+        return GuidanceSpec(scale=1.0 + guidance_scale, sigma_window=window, norm_limit=fields.cfg_normalization)
+
+    @torch.no_grad()
+    def encode_prompt(
+        self,
+        prompts: Sequence[str],
+        negative_prompts: Sequence[str | None] | None = None,
+        need_negative: bool = False,
+        generation: Any = None,
+    ) -> PromptCondition:
+        # The pipeline writes the chat template into the lists it is given: these are copies.
+        positive, negative = self.pipeline.encode_prompt(
+            prompt=list(prompts),
+            negative_prompt=negative_texts(negative_prompts, len(prompts)),
+            do_classifier_free_guidance=need_negative,
+            device=self.device,
+            max_sequence_length=(generation or self.config.train_generation).max_sequence_length,
+        )
+        return PromptCondition.of(_padded(positive), _padded(negative) if need_negative else None)
+
+    def collate_conditions(self, conditions: Sequence[PromptCondition]) -> PromptCondition:
+        return collate_padded(conditions)
+
+    def prepare_latents(
+        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
+    ) -> LatentState:
+        channels = self.pipeline.transformer.in_channels
+        return LatentState.single(
+            self.pipeline.prepare_latents(
+                len(generators), channels, height, width, torch.float32, self.device, list(generators)
+            )
+        )
+
+    def grid_arguments(self, num_steps: int, state: LatentState, condition: PromptCondition) -> dict[str, Any]:
+        height, width = state.only.shape[-2:]
+        mu = token_shift(self.pipeline.scheduler, (height // 2) * (width // 2))
+        return {"sigmas": get_default_z_image_sigmas(num_steps), "mu": mu}
+
+    def predict_velocity(
+        self, state: LatentState, times: ComponentTimes, condition: PromptCondition, guidance: GuidanceSpec
+    ) -> LatentState:
+        timestep = (1000 - times.only.timestep) / 1000
+        return LatentState.single(guide_together(guidance, times, condition, state.only, timestep, self._transformer))
+
+    def _transformer(self, latents: Tensor, timestep: Tensor, prompts: Prompts) -> Tensor:
+        assert prompts.mask is not None
+        embeds = self.network_input("transformer", prompts.embeds)
+        texts = [row[:length] for row, length in zip(embeds, prompts.mask.sum(dim=1).tolist(), strict=True)]
+        frames = self.network_input("transformer", latents).unsqueeze(2)
+        output = self.network("transformer")(list(frames), timestep, texts, return_dict=False)[0]
+        return -torch.stack([row.float() for row in output]).squeeze(2)
+
+    @torch.no_grad()
+    def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:
+        return decode_images(self.pipeline, state.only)
+
+    @torch.no_grad()
+    def encode_output_state(
+        self, media: Sequence[Tensor], generators: Sequence[torch.Generator] | None = None
+    ) -> LatentState:
+        return LatentState.single(encode_images(self.pipeline, media, generators, self.device))
+
+
+def _padded(texts: Sequence[Tensor]) -> Prompts:
+    """Texts [L_i, C] as one batch with a mask."""
+    mask = pad_sequence([torch.ones(len(t), dtype=torch.long, device=t.device) for t in texts], batch_first=True)
+    return Prompts(pad_sequence(list(texts), batch_first=True), mask=mask)
