@@ -96,7 +96,7 @@ def test_python_api_returns_histories(tiny_sd3_dir: Path, tmp_path: Path) -> Non
     result = build_trainer(load_config(tmp_path / "config.yaml", ["train.max_epochs=1"])).start()
     assert len(result.losses) == 1 and set(result.rewards[0]) >= {"red"}
     assert result.checkpoint is not None and result.checkpoint.is_dir()
-    assert result.counts == {"cycles": 1, "optimizer_steps": 1, "samples": 8}
+    assert result.counts.items() >= {"cycles": 1, "optimizer_steps": 1, "samples": 8}.items()
     assert {"rollout", "feedback", "optimize", "total"} <= set(result.timings)
 
 

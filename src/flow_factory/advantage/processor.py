@@ -208,7 +208,7 @@ class AdvantageProcessor:
 
 def bind_estimator(
     aggregation: str | Callable[..., Any], params: Mapping[str, Any], inherited: Mapping[str, Any], place: str = ""
-) -> Callable[[Tensor, Groups], Tensor]:
+) -> Callable[[Tensor, Groups], Any]:
     """An estimator with its keyword parameters filled in; see `AdvantageProcessor` for the arguments.
 
     Raises:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.types import DynamicsName, NonNegativeFloat, NonNegativeInt, PositiveInt, Section, option
@@ -37,6 +39,16 @@ class SchedulerArguments(Section):
     )
     sliding_interval: PositiveInt = option(25, "sliding: cycles between two moves.")
     sliding_stride: PositiveInt = option(1, "sliding: steps per move.")
+    outside_solver: Literal["euler", "dpm2m"] = option(
+        "euler",
+        "Solver of the deterministic steps. euler: the ODE step of the dynamics; dpm2m: DPM-Solver++ 2M, of second "
+        "order, which starts anew after a stochastic step.",
+    )
+    after_window_fraction: Annotated[float, Field(gt=0, le=1)] = option(
+        1.0,
+        "Share of the steps after the last stochastic one that are taken, evenly spaced; below 1 needs outside_solver: "
+        "dpm2m (MixGRPO-Flash: 0.4).",
+    )
     log_prob: Literal["auto", "normalised", "unnormalised"] = option(
         "auto",
         "Form of the step log-prob, always a mean over elements. normalised: the Gaussian log-density; unnormalised: "
@@ -72,6 +84,14 @@ class SchedulerArguments(Section):
                     "sde_window_range",
                     f"has room for {max(high - low, 0)} steps but num_sde_steps is {self.num_sde_steps}; widen it.",
                 )
+
+        if self.after_window_fraction < 1 and self.outside_solver == "euler":
+            raise FieldError(
+                "after_window_fraction",
+                "takes longer steps, which need a solver of higher order; set outside_solver: dpm2m, or use 1.",
+            )
+        if self.after_window_fraction < 1 and self.dynamics_type == "ODE":
+            raise FieldError("after_window_fraction", "has no window to follow with ODE dynamics; use 1.")
 
     @property
     def log_prob_normalised(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flow_factory.errors import InputError
 from flow_factory.models.guidance import GuidanceSpec
-from flow_factory.models.solver import PipelineSolver
+from flow_factory.models.prefix import SharedPrefix
+from flow_factory.models.solver import MultistepSolver, PipelineSolver
 from flow_factory.models.step import StepOutput, transition
 from flow_factory.samples import ComponentTimes, Grid, LatentState, Trajectory, draw_normal
 from flow_factory.scheduler.names import Dynamics, parse_dynamics
@@ -56,6 +57,10 @@ def inference(
     stores: Collection[str] = frozenset(),
     storage_dtype: torch.dtype = torch.float32,
     solver: Literal["dynamics", "pipeline"] = "dynamics",
+    outside_solver: Literal["euler", "dpm2m"] = "euler",
+    path: Sequence[int] | None = None,
+    shared: SharedPrefix | None = None,
+    shared_keys: Sequence[Hashable] = (),
     decode: bool = True,
     should_stop: Callable[[], None] | None = None,
 ) -> RolloutOutput:
@@ -75,10 +80,14 @@ def inference(
         log_prob_normalised: See `scheduler.dynamics.log_prob`.
         trajectory_indices: Which states to keep: grid indices 0..T (T, or -1, = final latents), "all", or "sde" = those
             before and after every stochastic step, and the final one.
-        stores: {"mean"} keeps the transition means of stochastic steps.
+        stores: "mean" and "velocity" keep those of stochastic steps, in float32.
         storage_dtype: Dtype of kept states. A state that is kept is rounded *before* the rollout goes on from it, so
             that a replay sees what the rollout saw.
         solver: "dynamics", or "pipeline" = the pipeline's own scheduler (no stochastic steps).
+        outside_solver: How "dynamics" takes its deterministic steps; see `scheduler.outside_solver`.
+        path: The steps that are taken, all others being skipped over; None = all. Stochastic steps cannot be skipped.
+        shared: Where rows have their first deterministic steps in common; see `SharedPrefix`.
+        shared_keys: Per row, what its initial noise and condition are a function of; needed with `shared`.
         decode: Whether to decode the final latents.
         should_stop: Called before every step; it may raise to abandon the rollout.
 
@@ -92,35 +101,119 @@ def inference(
     levels = _levels(noise_levels, grid, parse_dynamics(dynamics), solver)
     if compute_log_prob and not any(levels):
         raise InputError("log-probabilities need at least one stochastic step; all noise levels of this rollout are 0.")
-    keep = _kept(trajectory_indices, levels)
-    pipeline_solver = PipelineSolver(self, num_inference_steps, state, condition) if solver == "pipeline" else None
-
-    states: dict[int, LatentState] = {}
-    log_probs: dict[int, Tensor] = {}
-    means: dict[int, LatentState] = {}
-    if 0 in keep:
-        states[0], state = _stored(state, storage_dtype)
-    for index, eta in enumerate(levels):
-        if should_stop is not None:
-            should_stop()
-        times = grid.times(index, state.batch_size, self.device)
-        velocity = self.predict(state, times, condition, guidance)
-        rounding = storage_dtype if index + 1 in keep else torch.float32
-        if pipeline_solver is not None:
-            state = pipeline_solver.step(index, state, velocity, times)
-        else:
-            output = _transition(state, velocity, times, eta, index, step_generators, dynamics, rounding,
-                                 compute_log_prob, log_prob_normalised)  # fmt: skip
-            state = output.next_state
-            if output.log_prob is not None:
-                log_probs[index] = output.log_prob
-            if eta > 0 and "mean" in stores:
-                means[index] = output.mean.to(dtype=storage_dtype)
-        if index + 1 in keep:
-            states[index + 1], state = _stored(state, storage_dtype)
-
+    steps = _path(path, levels, solver)
+    walk = _Walk(
+        self,
+        condition,
+        grid,
+        levels,
+        steps,
+        guidance,
+        dynamics,
+        keep=_kept(trajectory_indices, levels),
+        stores=frozenset(stores),
+        compute_log_prob=compute_log_prob,
+        log_prob_normalised=log_prob_normalised,
+        storage_dtype=storage_dtype,
+        step_generators=step_generators,
+        pipeline_solver=PipelineSolver(self, num_inference_steps, state, condition) if solver == "pipeline" else None,
+        multistep=MultistepSolver() if outside_solver == "dpm2m" else None,
+        should_stop=should_stop,
+    )
+    branch = next((number for number, index in enumerate(steps) if levels[index] > 0), len(steps))
+    if shared is not None and branch > 0:
+        state, kept = shared.walk(shared_keys, branch, lambda rows: walk.part(rows, state, branch))
+        walk.states.update(kept)
+        state = walk.run(state, branch, len(steps))
+    else:
+        state = walk.run(state, 0, len(steps))
     media = self.decode_latents(self.finalize_state(state, condition)) if decode else None
-    return RolloutOutput(Trajectory(grid, levels, states, log_probs, means), media, grid)
+    trajectory = Trajectory(grid, levels, walk.states, walk.log_probs, walk.means, walk.velocities)
+    return RolloutOutput(trajectory, media, grid)
+
+
+@dataclass
+class _Walk:
+    """One rollout's way along the grid; arguments as in `inference`."""
+
+    adapter: BaseAdapter[Any]
+    condition: Any
+    grid: Grid
+    levels: tuple[float, ...]
+    steps: tuple[int, ...]
+    guidance: GuidanceSpec
+    dynamics: Dynamics | str
+    keep: frozenset[int]
+    stores: frozenset[str]
+    compute_log_prob: bool
+    log_prob_normalised: bool
+    storage_dtype: torch.dtype
+    step_generators: Callable[[int], Sequence[torch.Generator]] | None
+    pipeline_solver: PipelineSolver | None
+    multistep: MultistepSolver | None
+    should_stop: Callable[[], None] | None
+    states: dict[int, LatentState] = field(default_factory=dict)
+    log_probs: dict[int, Tensor] = field(default_factory=dict)
+    means: dict[int, LatentState] = field(default_factory=dict)
+    velocities: dict[int, LatentState] = field(default_factory=dict)
+
+    def run(self, state: LatentState, start: int, stop: int) -> LatentState:
+        """Takes the steps number `start` to `stop` - 1 of the path; returns the state after them."""
+        if start == 0 and 0 in self.keep:
+            self.states[0], state = _stored(state, self.storage_dtype)
+        for number in range(start, stop):
+            if self.should_stop is not None:
+                self.should_stop()
+            index = self.steps[number]
+            end = self.steps[number + 1] if number + 1 < len(self.steps) else self.grid.length
+            times = self.grid.times(index, state.batch_size, self.adapter.device, end)
+            velocity = self.adapter.predict(state, times, self.condition, self.guidance)
+            state = self._step(state, velocity, times, index, end)
+            if end in self.keep:
+                self.states[end], state = _stored(state, self.storage_dtype)
+        return state
+
+    def part(self, rows: Sequence[int], state: LatentState, stop: int) -> tuple[LatentState, dict[int, LatentState]]:
+        """Takes the first steps for some rows alone; returns their state and the states kept on the way."""
+        some = replace(
+            self,
+            condition=self.adapter.collate_conditions([self.condition.row(row) for row in rows]),
+            multistep=None if self.multistep is None else MultistepSolver(),
+            states={},
+        )
+        reached = some.run(LatentState.stack([state.row(row) for row in rows]), 0, stop)
+        return reached, some.states
+
+    def _step(
+        self, state: LatentState, velocity: LatentState, times: ComponentTimes, index: int, end: int
+    ) -> LatentState:
+        eta = self.levels[index]
+        if self.pipeline_solver is not None:
+            return self.pipeline_solver.step(index, state, velocity, times)
+        if self.multistep is not None and eta == 0:
+            return self.multistep.step(state, velocity, times)
+        output = _transition(
+            state,
+            velocity,
+            times,
+            eta,
+            index,
+            self.step_generators,
+            self.dynamics,
+            self.storage_dtype if end in self.keep else torch.float32,
+            self.compute_log_prob,
+            self.log_prob_normalised,
+        )
+        if output.log_prob is not None:
+            self.log_probs[index] = output.log_prob
+        if eta > 0:
+            if "mean" in self.stores:
+                self.means[index] = output.mean
+            if "velocity" in self.stores:
+                self.velocities[index] = output.velocity
+            if self.multistep is not None:
+                self.multistep.restart()
+        return output.next_state
 
 
 def _transition(
@@ -166,6 +259,20 @@ def _levels(noise_levels: NoiseLevels | None, grid: Grid, dynamics: Dynamics, so
         what = "solver 'pipeline'" if solver == "pipeline" else "ODE dynamics"
         raise InputError(f"{what} has no stochastic steps; give noise levels of 0, or another scheduler.dynamics_type.")
     return levels
+
+
+def _path(path: Sequence[int] | None, levels: Sequence[float], solver: str) -> tuple[int, ...]:
+    """The steps that are taken, in order."""
+    every = tuple(range(len(levels)))
+    if path is None or tuple(path) == every:
+        return every
+    steps = tuple(path)
+    if steps[:1] != (0,) or list(steps) != sorted(set(steps)) or steps[-1] >= len(levels):
+        raise InputError(f"path {steps} must begin at step 0 and ascend on a grid of {len(levels)} steps.")
+    ends = dict(zip(steps, (*steps[1:], len(levels)), strict=True))
+    if solver == "pipeline" or any(eta > 0 and ends.get(i) != i + 1 for i, eta in enumerate(levels)):
+        raise InputError("stochastic steps, and the pipeline's own solver, need every point of the grid.")
+    return steps
 
 
 def _kept(indices: Sequence[int] | str, levels: Sequence[float]) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""`solver: pipeline`: the pipeline's own scheduler over the toolkit's velocity; for evaluation, not for training."""
+"""Solvers with memory: the pipeline's own scheduler (`solver: pipeline`), and DPM-Solver++ 2M (`outside_solver`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from flow_factory.samples import ComponentTimes, LatentState
+from flow_factory.scheduler.solvers import dpm_solver_2m_step
 
 if TYPE_CHECKING:
     from flow_factory.models.abc import BaseAdapter
@@ -42,6 +44,29 @@ class PipelineSolver:
             scheduler = self._schedulers[name]
             output = self._adapter.scheduler_output(name, velocity[name], x, times)
             moved = scheduler.step(output, scheduler.timesteps[index], x, return_dict=False)[0]
+            mask = state.masks.get(name)
+            stepped[name] = moved if mask is None else torch.where(mask, moved, x)
+        return LatentState(stepped, state.masks)
+
+
+class MultistepSolver:
+    """DPM-Solver++ 2M over all components; remembers the last step's prediction of the clean state."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def restart(self) -> None:
+        """Forgets the last step: the trajectory that it lay on was left, by a stochastic step."""
+        self._last = {}
+
+    def step(self, state: LatentState, velocity: LatentState, times: ComponentTimes) -> LatentState:
+        """The state after the step; pinned elements keep their values."""
+        stepped = {}
+        for name, x in state.items():
+            t = times[name]
+            moved = dpm_solver_2m_step(x, velocity[name], t.sigma, t.sigma_next, self._last.get(name))
+            sigma = t.sigma.to(x.dtype).view((-1,) + (1,) * (x.dim() - 1))
+            self._last[name] = (x - sigma * velocity[name], t.sigma)
             mask = state.masks.get(name)
             stepped[name] = moved if mask is None else torch.where(mask, moved, x)
         return LatentState(stepped, state.masks)

@@ -5,14 +5,36 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from flow_factory.objectives.registry import get_policy_loss, list_policy_losses, register_policy_loss
+
 if TYPE_CHECKING:
     from flow_factory.objectives.common import agg_loss, masked_mean
-    from flow_factory.objectives.grpo import grpo_loss
+    from flow_factory.objectives.grpo import clipped_surrogate, grpo_loss
     from flow_factory.objectives.kl import KL_KINDS, kl_penalty
+    from flow_factory.objectives.policy_step import PolicyStep
 
-__all__ = ["KL_KINDS", "agg_loss", "grpo_loss", "kl_penalty", "masked_mean"]
+__all__ = [
+    "KL_KINDS",
+    "PolicyStep",
+    "agg_loss",
+    "clipped_surrogate",
+    "get_policy_loss",
+    "grpo_loss",
+    "kl_penalty",
+    "list_policy_losses",
+    "masked_mean",
+    "register_policy_loss",
+]
 
-_HOMES = {"agg_loss": "common", "masked_mean": "common", "grpo_loss": "grpo", "KL_KINDS": "kl", "kl_penalty": "kl"}
+_HOMES = {
+    "KL_KINDS": "kl",
+    "PolicyStep": "policy_step",
+    "agg_loss": "common",
+    "clipped_surrogate": "grpo",
+    "grpo_loss": "grpo",
+    "kl_penalty": "kl",
+    "masked_mean": "common",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -38,18 +38,27 @@ class Grid:
         """Sigmas [T + 1] of the first component, which windows and time ranges are counted on."""
         return next(iter(self.sigmas.values()))
 
-    def times(self, index: int, batch_size: int, device: torch.device | str = "cpu") -> ComponentTimes:
+    def times(
+        self, index: int, batch_size: int, device: torch.device | str = "cpu", next_index: int | None = None
+    ) -> ComponentTimes:
         """Times of step `index`, the same for each of `batch_size` rows.
+
+        Args:
+            index: Where the step starts.
+            batch_size: B.
+            device: Where the tensors are made.
+            next_index: Where it ends; None = at the next point. A solver may leave points out.
 
         Raises:
             IndexError: If `index` is not in [0, T).
         """
+        end = index + 1 if next_index is None else next_index
         if not 0 <= index < self.length:
             raise IndexError(f"step {index} is not on a grid of {self.length} steps (0 to {self.length - 1}).")
         components = {
             name: StepTimes(
                 sigma=sigmas[index].to(device).expand(batch_size),
-                sigma_next=sigmas[index + 1].to(device).expand(batch_size),
+                sigma_next=sigmas[end].to(device).expand(batch_size),
                 timestep=self.timesteps[name][index].to(device).expand(batch_size),
             )
             for name, sigmas in self.sigmas.items()
@@ -68,7 +77,9 @@ class Trajectory:
         noise_levels: eta of each step, length T; 0 where the step was deterministic.
         states: Grid index i in 0..T to the state *before* step i (0 = initial noise, T = final latents).
         log_probs: Step index to the log-probability of its transition, [B] (or a scalar for a row).
-        means: Step index to the transition mean, kept only when an objective declares `stores = {"mean"}`.
+        means: Step index to the transition mean, kept only where an objective needs it; float32 whatever the storage
+            dtype, so that a replay with the same weights gives the same bits.
+        velocities: Step index to the velocity, likewise.
     """
 
     grid: Grid
@@ -76,6 +87,7 @@ class Trajectory:
     states: Mapping[int, LatentState] = field(default_factory=dict)
     log_probs: Mapping[int, Tensor] = field(default_factory=dict)
     means: Mapping[int, LatentState] = field(default_factory=dict)
+    velocities: Mapping[int, LatentState] = field(default_factory=dict)
 
     @property
     def sde_steps(self) -> tuple[int, ...]:
@@ -90,6 +102,7 @@ class Trajectory:
             {i: s.row(index) for i, s in self.states.items()},
             {i: lp[index] for i, lp in self.log_probs.items()},
             {i: m.row(index) for i, m in self.means.items()},
+            {i: v.row(index) for i, v in self.velocities.items()},
         )
 
     def to(self, device: torch.device | str) -> Trajectory:
@@ -100,6 +113,7 @@ class Trajectory:
             {i: s.to(device) for i, s in self.states.items()},
             {i: lp.to(device) for i, lp in self.log_probs.items()},
             {i: m.to(device) for i, m in self.means.items()},
+            {i: v.to(device) for i, v in self.velocities.items()},
         )
 
     @staticmethod
@@ -118,4 +132,5 @@ class Trajectory:
             {i: LatentState.stack([row.states[i] for row in rows]) for i in first.states},
             {i: torch.stack([row.log_probs[i] for row in rows]) for i in first.log_probs},
             {i: LatentState.stack([row.means[i] for row in rows]) for i in first.means},
+            {i: LatentState.stack([row.velocities[i] for row in rows]) for i in first.velocities},
         )

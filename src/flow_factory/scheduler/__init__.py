@@ -18,20 +18,24 @@ if TYPE_CHECKING:
         transition_moments,
     )
     from flow_factory.scheduler.grid import pipeline_grid
-    from flow_factory.scheduler.windows import Candidates, resolve_candidates, select_window
+    from flow_factory.scheduler.solvers import dpm_solver_2m_step
+    from flow_factory.scheduler.windows import Candidates, noise_weights, resolve_candidates, select_window, steps_taken
 
 __all__ = [
     "Candidates",
     "Coefficients",
     "Dynamics",
     "TransitionMoments",
+    "dpm_solver_2m_step",
     "effective_std",
     "log_prob",
+    "noise_weights",
     "parse_dynamics",
     "pipeline_grid",
     "resolve_candidates",
     "sample_next",
     "select_window",
+    "steps_taken",
     "transition_coefficients",
     "transition_moments",
 ]
@@ -41,6 +45,9 @@ _HOMES = {
     "Candidates": "windows",
     "resolve_candidates": "windows",
     "select_window": "windows",
+    "steps_taken": "windows",
+    "noise_weights": "windows",
+    "dpm_solver_2m_step": "solvers",
 }
 
 

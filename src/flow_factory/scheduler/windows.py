@@ -6,6 +6,7 @@ cycle: every member of every group, on every rank. It is a function of (seed, cy
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -169,3 +170,34 @@ def _none_allowed(
         "no step can be stochastic. Use SDE dynamics (scheduler.dynamics_type), scheduler.noise_level above 0 and at "
         "least 2 steps (the last one never is)."
     )
+
+
+def steps_taken(length: int, window: Sequence[int], fraction: float = 1.0) -> tuple[int, ...]:
+    """Which steps of a grid are evaluated: all up to the last stochastic one, and a share of those after it.
+
+    MixGRPO-Flash (arXiv 2507.21802) finishes a rollout with fewer and longer deterministic steps of a solver of higher
+    order. The points that stay are spaced evenly in the index; a step ends where the next one starts, the last one at
+    the end of the grid.
+
+    Args:
+        length: T, steps of the grid.
+        window: The stochastic steps.
+        fraction: Share of the steps after the window that are taken, in (0, 1]; at least one is.
+
+    Returns:
+        Grid indices at which a step starts, ascending.
+    """
+    after = max(window, default=-1) + 1
+    remaining = length - after
+    taken = max(1, math.ceil(remaining * fraction - 1e-9)) if remaining else 0
+    return (*range(after), *(after + number * remaining // taken for number in range(taken)))
+
+
+def noise_weights(dynamics: Dynamics | str, sigmas: Tensor, noise_level: float) -> Tensor:
+    """TempFlow-GRPO's noise-aware weight of each step: q_i over the mean of q over steps 0..T-2, float64 [T].
+
+    arXiv 2508.04324: a step's policy term counts by how much noise, and so how much exploration, the step has. The last
+    step is never stochastic and takes no part in the mean. On SD3's grid of 10 steps with eta 0.7 the mean is 1 / 2.25.
+    """
+    std = effective_std(dynamics, sigmas, noise_level)
+    return std / std[:-1].mean()

@@ -18,6 +18,8 @@ _TRAINER_REGISTRY = Registry(
     "trainer",
     {
         "grpo": "flow_factory.trainers.rl.grpo.GRPOTrainer",
+        "grpo-guard": "flow_factory.trainers.rl.grpo_guard.GRPOGuardTrainer",
+        "dppo": "flow_factory.trainers.rl.dppo.DPPOTrainer",
         "nft": "flow_factory.trainers.rl.nft.NFTTrainer",
         "awm": "flow_factory.trainers.rl.awm.AWMTrainer",
         "dpo": "flow_factory.trainers.rl.dpo.DPOTrainer",

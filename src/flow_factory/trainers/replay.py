@@ -10,6 +10,8 @@ from torch import Tensor
 
 from flow_factory.errors import RunError
 from flow_factory.models.abc import BaseAdapter
+from flow_factory.models.step import StepOutput
+from flow_factory.objectives.policy_step import PolicyStep
 from flow_factory.samples import (
     BaseSample,
     ComponentTimes,
@@ -19,6 +21,8 @@ from flow_factory.samples import (
     Trajectory,
     make_generator,
 )
+from flow_factory.scheduler.dynamics import transition_coefficients
+from flow_factory.scheduler.names import parse_dynamics
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Transition:
         next_state: The state after it, as sampled.
         old_log_prob: Log-probability under the policy that sampled, [B].
         old_mean: Transition mean under that policy, if the rollout kept it.
+        old_velocity: Velocity under that policy, likewise.
     """
 
     index: int
@@ -41,7 +46,8 @@ class Transition:
     state: LatentState
     next_state: LatentState
     old_log_prob: Tensor
-    old_mean: LatentState | None
+    old_mean: LatentState | None = None
+    old_velocity: LatentState | None = None
 
 
 def microbatches(
@@ -104,4 +110,72 @@ def transitions(batch: SampleBatch, device: torch.device) -> Iterator[Transition
             next_state=trajectory.states[index + 1],
             old_log_prob=trajectory.log_probs[index],
             old_mean=trajectory.means.get(index),
+            old_velocity=trajectory.velocities.get(index),
         )
+
+
+def policy_step(
+    transition: Transition, output: StepOutput, dynamics: str, sequence_log_ratio: Tensor | None = None
+) -> PolicyStep:
+    """A stored transition under the current policy, as policy losses see it.
+
+    Args:
+        transition: What the rollout stored.
+        output: The same step replayed, with its log-probability.
+        dynamics: The transition kernel.
+        sequence_log_ratio: [B], for losses that need it.
+    """
+    assert output.log_prob is not None
+    kernel = parse_dynamics(dynamics)
+    times = next(iter(transition.times.components.values()))
+    eta = torch.full_like(times.sigma, transition.noise_level)
+    coefficients = transition_coefficients(kernel, times.sigma, times.sigma_next, eta, transition.times.index)
+    declared: dict[str, Tensor] = {} if sequence_log_ratio is None else {"sequence_log_ratio": sequence_log_ratio}
+    if transition.old_mean is not None:
+        declared["old_mean"] = _flat(transition.old_mean)
+    if transition.old_velocity is not None:
+        declared["old_velocity"] = _flat(transition.old_velocity)
+    return PolicyStep(
+        dynamics=kernel,
+        log_prob=output.log_prob,
+        old_log_prob=transition.old_log_prob,
+        mean=_flat(output.mean),
+        velocity=_flat(output.velocity),
+        next_state=_flat(transition.next_state).to(output.mean[next(iter(output.mean))].dtype),
+        std=next(iter(output.std.values())),
+        spread=_spread(output),
+        sigma=times.sigma,
+        h=times.sigma - times.sigma_next,
+        velocity_scale=coefficients.v_scale.abs(),
+        active=_flat_mask(output.mean),
+        declared=declared,
+    )
+
+
+def valid_rows(batch: SampleBatch, device: torch.device) -> Tensor:
+    """bool [B], False for samples whose scoring failed: nothing is known about them."""
+    return torch.tensor([None not in sample.rewards.values() for sample in batch], device=device)
+
+
+def _flat(state: LatentState) -> Tensor:
+    """All components of each row one after another, [B, D]."""
+    parts = [x.reshape(x.shape[0], -1) for _, x in state.items()]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _flat_mask(state: LatentState) -> Tensor | None:
+    if not state.masks:
+        return None
+    everything = {name: torch.ones_like(x, dtype=torch.bool) for name, x in state.items()}
+    return _flat(
+        LatentState({n: state.masks[n].expand_as(x) if n in state.masks else x for n, x in everything.items()})
+    )
+
+
+def _spread(output: StepOutput) -> Tensor:
+    """q of each element: [B, 1] for one component, [B, D] for several, which may step differently."""
+    if len(output.std) == 1:
+        return next(iter(output.std.values())).unsqueeze(1)
+    return _flat(
+        LatentState({n: output.std[n].view(-1, *([1] * (x.dim() - 1))).expand_as(x) for n, x in output.mean.items()})
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from flow_factory.data_utils.loaders import PromptBatch
 from flow_factory.hparams import SchedulerArguments
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.guidance import GuidanceSpec
+from flow_factory.models.prefix import SharedPrefix
 from flow_factory.rewards.buffer import RewardBuffer
 from flow_factory.samples import BaseSample, Grid, NoiseKey, Purpose
 from flow_factory.scheduler.windows import resolve_candidates, select_window
@@ -33,6 +34,9 @@ class RolloutPlan:
         dynamics: Transition kernel.
         log_prob_normalised: Form of the log-probability.
         storage_dtype: Type in which latents are kept.
+        path: The steps that are taken; None = all (see `scheduler.after_window_fraction`).
+        outside_solver: Solver of the deterministic steps.
+        share_initial_noise: All members of a group start from the same noise.
     """
 
     grid: Grid
@@ -46,6 +50,14 @@ class RolloutPlan:
     dynamics: str
     log_prob_normalised: bool
     storage_dtype: torch.dtype
+    path: tuple[int, ...] | None = None
+    outside_solver: Literal["euler", "dpm2m"] = "euler"
+    share_initial_noise: bool = False
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are taken: the velocities that a row costs."""
+        return self.grid.length if self.path is None else len(self.path)
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ def rollout_batch(
     solver: Literal["dynamics", "pipeline"] = "dynamics",
     policy_version: int = 0,
     store_device: torch.device | None = None,
+    shared: SharedPrefix | None = None,
     should_stop: Callable[[], None] | None = None,
 ) -> list[BaseSample]:
     """Generates one sample per row of a prompt batch.
@@ -121,15 +134,17 @@ def rollout_batch(
         keys: Identity of each row's randomness.
         compute_log_prob: Whether stochastic steps compute their log-probability.
         trajectory_indices: Grid indices of the states to keep.
-        stores: What else the objective declares ("mean").
+        stores: What else the objective needs of stochastic steps ("mean", "velocity").
         solver: "dynamics", or "pipeline" for evaluation.
         policy_version: Optimizer steps the sampling weights have seen.
         store_device: Where trajectories are kept; None leaves them on the model's device.
+        shared: The steps that groups have in common, where `plan.share_initial_noise`.
         should_stop: Called before every step; it may raise to drop the cycle.
     """
+    starts = [replace(key, member=0) for key in keys] if plan.share_initial_noise else keys
     output = adapter.inference(
         batch.condition,
-        initial_generators=[key.generator(Purpose.INITIAL) for key in keys],
+        initial_generators=[key.generator(Purpose.INITIAL) for key in starts],
         step_generators=step_generators(keys),
         num_inference_steps=plan.num_inference_steps,
         guidance=plan.guidance,
@@ -143,6 +158,10 @@ def rollout_batch(
         stores=stores,
         storage_dtype=plan.storage_dtype,
         solver=solver,
+        outside_solver=plan.outside_solver,
+        path=plan.path,
+        shared=shared,
+        shared_keys=[(record.source_id, key) for record, key in zip(batch.records, starts, strict=True)],
         should_stop=should_stop,
     )
     trajectory = output.trajectory if store_device is None else output.trajectory.to(store_device)

@@ -16,6 +16,7 @@ from flow_factory.hparams import Arguments, DatasetEvalSpec
 from flow_factory.hparams.cross_checks import check_world_size
 from flow_factory.hparams.geometry import Geometry, plan_geometry
 from flow_factory.samples import Grid
+from flow_factory.scheduler.windows import steps_taken
 from flow_factory.trainers.rollouts import STORAGE_DTYPES, RolloutPlan, SDESteps, cycle_window, resolve_sde_steps
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from flow_factory.distributed import Comm
     from flow_factory.models.abc import BaseAdapter
     from flow_factory.models.ema import Ema
+    from flow_factory.objectives.bound import PolicyLoss
     from flow_factory.rewards.buffer import RewardBuffer
     from flow_factory.rewards.processor import RewardProcessor
     from flow_factory.tracking.tracker import Tracker
@@ -83,6 +85,10 @@ def preflight(config: Arguments, contract: ExecutionContract) -> None:
     for section in sections:
         check_rewards(section)
         check_sample_class(section, get_adapter_class(config.model_args.model_type).sample_class)
+    if contract.needs_rewards:
+        build_estimator(config)
+    if hasattr(config.training_args, "policy_loss"):
+        build_policy_loss(config)
     learning_rate_schedule(
         config.training_args.lr_scheduler, config.training_args.lr_warmup_steps, total_optimizer_steps(config, 1)
     )
@@ -244,6 +250,37 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
     )
 
 
+def build_estimator(config: Arguments) -> Any:
+    """The advantage estimator with its parameters filled in.
+
+    Raises:
+        InputError: If there is none of that name, or it does not take the parameters.
+    """
+    from flow_factory.advantage.processor import bind_estimator
+
+    arguments: Any = config.training_args
+    return bind_estimator(
+        getattr(arguments, "advantage_aggregation", "gdpo"),
+        getattr(arguments, "advantage_params", {}),
+        vars(arguments),
+        config.origins.place(("train", "advantage_params")),
+    )
+
+
+def build_policy_loss(config: Arguments) -> PolicyLoss:
+    """The policy loss of a coupled trainer with its parameters filled in.
+
+    Raises:
+        InputError: If there is none of that name, or it does not take the parameters.
+    """
+    from flow_factory.objectives.bound import bind_policy_loss
+
+    arguments: Any = config.training_args
+    params = getattr(arguments, "policy_loss_params", {})
+    place = config.origins.place(("train", "policy_loss_params"))
+    return bind_policy_loss(arguments.policy_loss, params, vars(arguments), place)
+
+
 def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int) -> Grid:
     """The grid of rollouts of this size. Its shift may depend on the latents' shape, never on their values."""
     state = adapter.prepare_latents(None, [torch.Generator().manual_seed(0)], height, width)
@@ -334,6 +371,9 @@ def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window:
         dynamics=scheduler.dynamics_type,
         log_prob_normalised=scheduler.log_prob_normalised,
         storage_dtype=STORAGE_DTYPES[arguments.latent_storage_dtype or "fp32"],
+        path=steps_taken(steps.grid.length, window, scheduler.after_window_fraction) if window else None,
+        outside_solver=scheduler.outside_solver,
+        share_initial_noise=getattr(arguments, "share_initial_noise", False),
     )
 
 

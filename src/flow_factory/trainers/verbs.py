@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from flow_factory.models.prefix import SharedPrefix
 from flow_factory.models.step import StepOutput
 from flow_factory.rewards.buffer import RewardBuffer
 from flow_factory.samples import BaseSample, SampleBatch
@@ -102,6 +103,7 @@ class TrainerVerbs:
         reward_buffer: RewardBuffer | None = None,
         compute_log_prob: bool = False,
         trajectory_indices: Sequence[int] = (-1,),
+        stores: frozenset[str] | None = None,
     ) -> list[BaseSample]:
         """The one rollout of a cycle, under the sampling policy.
 
@@ -109,11 +111,14 @@ class TrainerVerbs:
             reward_buffer: Receives samples as they are made.
             compute_log_prob: Compute the log-probability of each stochastic step.
             trajectory_indices: Grid indices of the states to keep; -1 is the final one.
+            stores: What else to keep of stochastic steps ("mean", "velocity"); None = `self.stores`.
         """
         plan, cycle = self.rollout_plan, self.progress.rollout_iteration
         self.dataloader.set_cycle(cycle)
         self.adapter.rollout()
         store = torch.device("cpu") if self.training_args.offload_samples_to_cpu else None
+
+        shared = SharedPrefix() if plan.share_initial_noise else None
 
         def generate(batch: Any) -> list[BaseSample]:
             return rollout_batch(
@@ -123,9 +128,10 @@ class TrainerVerbs:
                 rollout_keys(batch, self.training_args.seed, cycle),
                 compute_log_prob=compute_log_prob,
                 trajectory_indices=trajectory_indices,
-                stores=self.stores,
+                stores=self.stores if stores is None else stores,
                 policy_version=self.step,
                 store_device=store,
+                shared=shared,
                 # All ranks take the same steps over equally many batches, so they ask together.
                 should_stop=self.check_interrupt,
             )
@@ -133,10 +139,16 @@ class TrainerVerbs:
         progress = self.tracker.progress("rollout", total=len(self.dataloader) * self.geometry.batch_size)
         with torch.no_grad(), self.sampling_policy(), progress as advance:
             samples = collect_samples(self.dataloader, generate, reward_buffer, self.check_interrupt, advance)
-        made = len(samples) * self.comm.world_size
-        self._cycle_metrics["samples"] = self._cycle_metrics.get("samples", 0.0) + made
-        self.result.counts["samples"] = self.result.counts.get("samples", 0) + made
+        if shared is not None:
+            saved = torch.tensor([shared.saved], dtype=torch.int64)
+            self._count("rollout_rows_saved", int(self.comm.all_reduce_sum_(saved)))
+        self._count("samples", len(samples) * self.comm.world_size)
         return samples
+
+    def _count(self, name: str, number: int) -> None:
+        """Adds to a count of the run and to the same of the cycle."""
+        self._cycle_metrics[name] = self._cycle_metrics.get(name, 0.0) + number
+        self.result.counts[name] = self.result.counts.get(name, 0) + number
 
     @property
     def rollout_plan(self) -> RolloutPlan:
@@ -169,14 +181,25 @@ class TrainerVerbs:
         """The stored stochastic transitions of a micro-batch."""
         return transitions(batch, self.device)
 
-    def replay_forward(self, batch: SampleBatch, transition: Transition) -> StepOutput:
-        """The stored transition under the active weights: the same kernel as the rollout, with `next_state` given."""
+    def replay_forward(
+        self, batch: SampleBatch, transition: Transition, guidance_scale: float | None = None
+    ) -> StepOutput:
+        """The stored transition under the active weights: the same kernel as the rollout, with `next_state` given.
+
+        Args:
+            batch: The micro-batch.
+            transition: One of its transitions.
+            guidance_scale: Another guidance than the rollout's (of a reference); None = the same.
+        """
         plan = self.rollout_plan
+        guidance = plan.guidance
+        if guidance_scale is not None:
+            guidance = self.adapter.guidance(guidance_scale, self.config.train_generation)
         return self.adapter.forward(
             transition.state,
             transition.times,
             batch.condition,
-            plan.guidance,
+            guidance,
             dynamics=plan.dynamics,
             noise_level=transition.noise_level,
             next_state=transition.next_state,

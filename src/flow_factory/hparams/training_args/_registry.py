@@ -16,6 +16,8 @@ _TRAINING_ARGS_REGISTRY = Registry(
     "trainer type",
     {
         "grpo": "flow_factory.hparams.training_args.grpo.GRPOTrainingArguments",
+        "grpo-guard": "flow_factory.hparams.training_args.grpo_guard.GRPOGuardTrainingArguments",
+        "dppo": "flow_factory.hparams.training_args.dppo.DPPOTrainingArguments",
         "nft": "flow_factory.hparams.training_args.nft.NFTTrainingArguments",
         "awm": "flow_factory.hparams.training_args.awm.AWMTrainingArguments",
         "dpo": "flow_factory.hparams.training_args.dpo.DPOTrainingArguments",

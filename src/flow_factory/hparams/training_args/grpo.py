@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
-from flow_factory.hparams.errors import FieldError
-from flow_factory.hparams.training_args._base import TrainingArguments
-from flow_factory.hparams.training_args._common import Paradigm
-from flow_factory.hparams.types import Device, NonNegativeFloat, SymmetricRange, option
+from flow_factory.hparams.training_args._coupled import CoupledTrainingArguments, check_range_around_zero
+from flow_factory.hparams.types import NonNegativeFloat, SymmetricRange, option
 
 
 @dataclass
-class GRPOTrainingArguments(TrainingArguments):
+class GRPOTrainingArguments(CoupledTrainingArguments):
     """Flow-GRPO (Liu et al. 2025, arXiv:2505.05470): a clipped policy gradient on the rollout's SDE transitions."""
 
-    paradigm: ClassVar[Paradigm] = "coupled"
-
     trainer_type: Literal["grpo"] = option("grpo", "Key of the trainer.")
-    global_std: bool = option(True, "sum: divide by the std over the whole dataset's samples instead of the group's.")
-    advantage_aggregation: str = option(
-        "gdpo",
-        "How several rewards become one advantage: sum (weighted sum, then group mean and std), gdpo (each reward "
-        "normalised in its group first), a registered estimator, or a dotted path to a function.",
-    )
     clip_range: SymmetricRange = option(
         (-1e-4, 1e-4),
         "The ratio is clipped to (1 + lo, 1 + hi); a number c is (-c, c). Log-probs are means over latent elements, "
         "so the ratio is much closer to 1 than one of summed log-probs and the clip range is small.",
     )
-    adv_clip_range: SymmetricRange = option((-5.0, 5.0), "Advantages are clipped to (lo, hi); a number c is (-c, c).")
-    kl_type: Literal["v-based", "x-based", "transition", "transition_dt"] = option(
-        "x-based",
-        "KL to the reference: mean squared difference of velocities (v-based) or of transition means (x-based), the "
-        "exact Gaussian KL (transition), or h times that (transition_dt: Flow-GRPO's published kl_beta).",
+    policy_loss: str = option(
+        "grpo",
+        "The loss of a step. grpo: PPO's clip; gspo: the clip on the ratio of the whole trajectory; reinforce: no "
+        "ratio; grpo-guard, dppo: as the trainers of that name; a registered one, or a dotted path to a function.",
     )
-    kl_beta: NonNegativeFloat = option(0.0, "Weight of the KL term; 0: none.")
-    ref_param_device: Device = option("auto", "Device that holds reference weights when they are a separate copy.")
+    policy_loss_params: dict[str, Any] = option(factory=dict, help="Keyword parameters of the policy loss.")
+    kl_cfg: NonNegativeFloat | None = option(
+        None, "Guidance scale of the reference in the KL term; null: that of the rollout."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range_around_zero(self.clip_range, "clip_range")
-        check_range_around_zero(self.adv_clip_range, "adv_clip_range")
 
 
-def check_range_around_zero(value: tuple[float, float], field: str) -> None:
-    """Raises a FieldError unless lo < 0 < hi."""
-    low, high = value
-    if not low < 0 < high:
-        size = max(abs(low), abs(high)) or 1e-4
-        raise FieldError(field, f"must be (lo, hi) with lo < 0 < hi, for instance [{-size}, {size}] or {size}.")
+__all__ = ["GRPOTrainingArguments", "check_range_around_zero"]
