@@ -10,6 +10,7 @@ import typer
 
 from flow_factory.cli.check import check
 from flow_factory.cli.config import config_app
+from flow_factory.cli.data import data_app
 from flow_factory.cli.doctor import doctor
 from flow_factory.cli.errors import DebugOption
 from flow_factory.cli.evaluate import evaluate
@@ -57,6 +58,7 @@ app.command("report")(report)
 app.command("doctor")(doctor)
 app.command("list")(list_names)
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
 
 
 def main() -> None:
