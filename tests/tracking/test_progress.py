@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.console import Console
 
-from flow_factory.tracking.progress import ProgressDisplay, format_duration, format_number
+from flow_factory.tracking.formatting import format_duration, format_number
+from flow_factory.tracking.live import LiveStatus, sparkline
+from flow_factory.tracking.progress import ProgressDisplay
 
 
 class Clock:
@@ -76,23 +79,109 @@ def test_without_an_end_there_is_no_eta_and_disabled_is_silent():
     assert silent.getvalue() == ""
 
 
-def test_a_terminal_gets_the_same_lines():
-    stream = io.StringIO()
-    display = ProgressDisplay(stream=stream, plain=False, clock=Clock())
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(display: ProgressDisplay, width: int = 100) -> list[str]:
+    """What the live display shows now."""
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(display._status)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_a_terminal_shows_cycle_phase_speed_reward_ratio_and_time_left(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    clock, stream = Clock(), Terminal()
+    display = ProgressDisplay(stream=stream, clock=clock)
+    display.enter_phase("evaluate", 0, 4)
+    with display.count("evaluate toy", 8) as advance:
+        advance(2)
+        clock.now += 1.0
+        lines = shown(display)
+        assert lines[0].startswith("cycle 0/4") and "left" not in lines[0], "nothing to judge by yet"
+        assert lines[1].startswith("evaluate toy") and lines[1].endswith("2/8 images | 2.0 images/s | 1.0s")
+    for cycle in (1, 2):
+        display.enter_phase("rollout", cycle, 4)
+        with display.count("rollout", 48, scale=2) as advance:
+            advance(24)
+            clock.now += 2.0
+            middle = shown(display)
+        display.enter_phase("optimize", cycle, 4)
+        clock.now += 8.0
+        assert shown(display)[1].startswith("optimize") and shown(display)[1].endswith("8.0s")
+        metrics = {"reward/match/mean": 0.5 + cycle / 8, "loss": 0.25, "first_update/ratio_deviation_max": 0}
+        display.end_cycle(cycle, metrics)
+    assert middle[0].startswith("cycle 2/4") and middle[0].endswith("28.0s left"), "three cycles of 10 s, 2 s gone"
+    assert middle[1].startswith("rollout") and middle[1].endswith("48/96 images | 24.0 images/s | 2.0s")
+    assert middle[2] == "reward 0.6250 | loss 0.2500 | ratio dev 0 | 10.0s a cycle"
+    assert shown(display)[0].endswith("20.0s left")
+    assert shown(display)[2] == "reward 0.7500 ▁█ | loss 0.2500 | ratio dev 0 | 10.0s a cycle"
+    assert all(len(line) <= 40 for line in shown(display, width=40)), "a narrow terminal cuts lines off"
+    display.close()
+    display.close()
+    printed = stream.getvalue()
+    assert "cycle 2/4 | reward 0.7500 | loss 0.2500 | ratio dev 0 | 10.0s" in printed
+    assert "cycle 2/4 | rollout" not in printed, "phases stand in the live display"
+    assert printed.rindex("\x1b[?25h") > printed.rindex("\x1b[?25l"), "the cursor is there whatever comes"
+
+
+def test_the_cursor_stays_while_the_display_is_shown(monkeypatch):
+    """A killed process could not bring it back."""
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    display = ProgressDisplay(stream=stream)
     display.enter_phase("rollout", 1, 2)
-    with display.count("rollout", 3) as advance:
-        advance(3)
-    display.end_phase()
-    assert "cycle 1/2 | rollout  | 3 images | 0.0s" in stream.getvalue()
+    printed = stream.getvalue()
+    display.close()
+    assert printed.rfind("\x1b[?25h") > printed.rfind("\x1b[?25l")
 
 
-def test_an_error_inside_a_phase_ends_the_bar():
-    display = ProgressDisplay(stream=io.StringIO(), plain=False)
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    display = ProgressDisplay(stream=stream, clock=Clock())
+    display.enter_phase("rollout", 1, 2)
+    display.close()
+    assert stream.getvalue() == "cycle 1/2 | rollout  | 0.0s\n"
+
+
+def test_an_error_inside_a_phase_leaves_a_display_that_goes_on(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    display = ProgressDisplay(stream=Terminal())
     display.enter_phase("rollout", 1, 2)
     with pytest.raises(RuntimeError), display.count("rollout", 3):
         raise RuntimeError
-    with display.count("rollout", 3) as advance:  # a second live bar would be refused by rich
+    with display.count("rollout", 3) as advance:
         advance(1)
+        assert any("1/3 images" in line for line in shown(display))
+    display.close()
+
+
+def test_before_the_first_phase_there_is_little_to_show():
+    console = Console(width=60, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(LiveStatus())
+    assert captured.get().startswith("cycle 0")
+
+
+@pytest.mark.parametrize(
+    ("values", "curve"),
+    [
+        ([], ""),
+        ([1.0], ""),
+        ([0.0, 7.0], "▁█"),
+        ([3.0, 3.0, 3.0], "▁▁▁"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], "▁▂▃▄▅▆▇█"),
+        ([0.0, float("nan"), 1.0], "▁ █"),
+    ],
+)
+def test_sparklines(values, curve):
+    assert sparkline(values) == curve
 
 
 @pytest.mark.parametrize(

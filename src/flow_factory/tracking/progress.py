@@ -1,14 +1,18 @@
-"""What a person sees of a running run: a bar for the present phase on a terminal, a line per finished phase anywhere.
+"""What a person sees of a running run.
+
+Where lines go to a file, one per phase and one per cycle:
 
 cycle 3/20 | rollout  | 96 images | 41.2 images/s | 2.3s
 cycle 3/20 | feedback | 0.1s
 cycle 3/20 | optimize | 4.0s
 cycle 3/20 | reward 0.7104 | loss 0.0123 | ratio dev 0 | 6.5s | eta 1m50s
+
+On a terminal only the lines of cycles and evaluations, and below them the live display of `live.py`.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +21,9 @@ from statistics import median
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from flow_factory.tracking.formatting import format_duration, format_number
+from flow_factory.tracking.live import LiveDisplay, LiveStatus
 
 # Metrics worth a place on a cycle's line beside the rewards: (key, label).
 SHOWN_METRICS = (
@@ -36,7 +42,7 @@ class ProgressDisplay:
     Args:
         enabled: Whether anything is shown (main rank, `log.verbose`).
         stream: Where lines go; standard output by default.
-        plain: Lines only, no bar; by default decided by whether the stream is a terminal.
+        plain: Lines only, no live display; by default decided by whether the stream is a terminal.
         clock: Source of seconds, for tests.
     """
 
@@ -49,9 +55,12 @@ class ProgressDisplay:
     ) -> None:
         self.enabled = enabled
         self._stream = stream if stream is not None else sys.stdout
-        self._plain = not self._stream.isatty() if plain is None else plain
+        dumb = not self._stream.isatty() or os.environ.get("TERM") == "dumb"
         self._clock = clock
-        self._console = None if self._plain else Console(file=self._stream)
+        self._status = LiveStatus(seconds_left=self._seconds_left)
+        self._live: LiveDisplay | None = None
+        if enabled and not (dumb if plain is None else plain):
+            self._live = LiveDisplay(Console(file=self._stream, highlight=False), self._status)
         self._label = ""
         self._total_cycles: int | None = None
         self._phase: str | None = None
@@ -61,7 +70,7 @@ class ProgressDisplay:
         self._cycle_seconds: list[float] = []
 
     def enter_phase(self, name: str, cycle: int, total_cycles: int | None) -> None:
-        """Ends the present phase with its line and begins another.
+        """Ends the present phase, with its line where there is no live display, and begins another.
 
         Args:
             name: "rollout", "feedback", "optimize", "evaluate", "checkpoint" ...
@@ -74,17 +83,31 @@ class ProgressDisplay:
         self._phase, self._phase_began, self._counts = name, self._clock(), []
         if self._cycle_began is None and name not in ("evaluate", "checkpoint"):
             self._cycle_began = self._phase_began
+        status, began = self._status, self._phase_began
+        status.cycle, status.total_cycles, status.phase = cycle, total_cycles, name
+        status.finished = cycle if self._cycle_began is None else max(0, cycle - 1)
+        status.total, status.done = None, 0
+        status.phase_seconds = lambda: self._clock() - began
+        if self._live is not None:
+            self._live.start()
 
     def end_phase(self) -> None:
-        """Ends the present phase with its line, if there is one."""
+        """Ends the present phase, with its line where there is no live display."""
         if self._phase is not None:
             fields = [f"{self._phase:<8}", *self._counts, format_duration(self._clock() - self._phase_began)]
-            self._phase = None
-            self.line(" | ".join([self._label, *fields]))
+            self._phase, self._status.phase, self._status.total = None, "", None
+            if self._live is None:
+                self.line(" | ".join([self._label, *fields]))
+
+    def close(self) -> None:
+        """Ends the present phase and takes the live display away; may be called twice."""
+        self.end_phase()
+        if self._live is not None:
+            self._live.stop()
 
     @contextmanager
     def count(self, name: str, total: int, unit: str = "images", scale: int = 1) -> Iterator[Callable[[int], None]]:
-        """Counts units of work; on a terminal with a bar.
+        """Counts units of work, and shows them in the live display.
 
         Args:
             name: What is being done.
@@ -95,35 +118,18 @@ class ProgressDisplay:
         Yields:
             A function to be called with the number of units just done.
         """
-        began, done = self._clock(), 0
-        bar: Progress | None = None
-        if self.enabled and self._console is not None:
-            # Four refreshes a second cost nothing that can be measured.
-            bar = Progress(
-                TextColumn(f"{self._label} | {{task.description}}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-                refresh_per_second=4,
-            )
-        task = None if bar is None else bar.add_task(name, total=total * scale)
+        began, done, status = self._clock(), 0, self._status
+        status.phase, status.done, status.total, status.unit = name, 0, total * scale, unit
+        status.phase_seconds = lambda: self._clock() - began
 
         def advance(units: int) -> None:
             nonlocal done
             done += units
-            if bar is not None and task is not None:
-                bar.advance(task, units * scale)
+            status.done = done * scale
 
-        if bar is not None:
-            bar.start()
         try:
             yield advance
         finally:
-            if bar is not None:
-                bar.stop()
             seconds = self._clock() - began
             rate = f"{done * scale / seconds:.1f} {unit}/s" if seconds > 0 else ""
             self._counts += [f"{done * scale} {unit}", *([rate] if rate else [])]
@@ -143,48 +149,41 @@ class ProgressDisplay:
             if key in metrics and label not in shown:
                 shown.add(label)
                 fields.append(f"{label} {format_number(float(metrics[key]))}")
+        status = self._status
+        status.numbers, status.finished, status.cycle = fields[1:], cycle, cycle
+        if rewards:
+            status.rewards.append(float(metrics[rewards[0][0]]))
         if self._cycle_began is not None:
             seconds = self._clock() - self._cycle_began
             self._cycle_seconds.append(seconds)
             self._cycle_began = None
             fields.append(format_duration(seconds))
-            if self._total_cycles is not None and cycle < self._total_cycles:
-                # The median of the last ones: the first cycle warms up, single ones are held up.
-                left = median(self._cycle_seconds[-9:]) * (self._total_cycles - cycle)
+            status.numbers = [*status.numbers, f"{format_duration(self._cycle_length())} a cycle"]
+            left = self._seconds_left()
+            if left is not None and self._live is None:
                 fields.append(f"eta {format_duration(left)}")
         self.line(" | ".join(fields))
+
+    def _cycle_length(self) -> float:
+        """The median of the last ones: the first cycle warms up, single ones are held up."""
+        return median(self._cycle_seconds[-9:])
+
+    def _seconds_left(self) -> float | None:
+        """Until the last cycle ends, without evaluations; None if there is no end or nothing to judge by."""
+        finished = self._status.finished
+        if self._total_cycles is None or not self._cycle_seconds or finished >= self._total_cycles:
+            return None
+        left = self._cycle_length() * (self._total_cycles - finished)
+        if self._cycle_began is not None:
+            left -= min(self._clock() - self._cycle_began, self._cycle_length())
+        return left
 
     def line(self, text: str) -> None:
         """Writes one line."""
         if not self.enabled:
             return
-        if self._console is not None:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if self._live is not None:
+            self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             self._stream.write(text + "\n")
             self._stream.flush()
-
-
-def format_duration(seconds: float) -> str:
-    """`0.4s`, `12.3s`, `1m20s`, `2h05m`, `3d04h`."""
-    if not math.isfinite(seconds):
-        return "?"
-    if seconds < 59.95:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    minutes = round(seconds / 60)
-    if minutes < 24 * 60:
-        return f"{minutes // 60}h{minutes % 60:02d}m"
-    hours = round(seconds / 3600)
-    return f"{hours // 24}d{hours % 24:02d}h"
-
-
-def format_number(value: float) -> str:
-    """Four significant digits, without needless zeros for whole numbers."""
-    if value.is_integer() and abs(value) < 1e6:
-        return str(int(value))
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{value:#.4g}".rstrip(".")
-    return f"{value:.2e}"

@@ -17,8 +17,9 @@ from flow_factory.checkpoints.values import dumps
 from flow_factory.errors import FlowFactoryError, InputError, Interrupted
 from flow_factory.tracking.backends import require_backend
 from flow_factory.tracking.environment import write_environment
+from flow_factory.tracking.formatting import format_duration, format_number
 from flow_factory.tracking.metrics import MetricsWriter
-from flow_factory.tracking.progress import ProgressDisplay, format_duration, format_number
+from flow_factory.tracking.progress import ProgressDisplay
 from flow_factory.tracking.report import REPORT, write_report
 from flow_factory.tracking.run_folder import METRICS, RESULT, release_run_folder
 
@@ -184,7 +185,7 @@ class Tracker:
 
     def close(self) -> None:
         """Ends the files and the experiment tracker, and lets go of the run folder; may be called twice."""
-        self.display.end_phase()
+        self.display.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._backend is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from flow_factory.tracking.progress import format_duration, format_number
+from flow_factory.tracking.formatting import format_duration, format_number
 from flow_factory.tracking.report.catalog import SECTIONS, readable
 from flow_factory.tracking.report.figures import Figure, build_figures
 from flow_factory.tracking.report.pictures import Gallery, galleries
