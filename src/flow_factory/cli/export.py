@@ -21,6 +21,14 @@ class Layout(str, Enum):
     MERGED = "merged"
 
 
+class DType(str, Enum):
+    """What weights can be written in."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
 @guarded
 def export(
     run: RunPath,
@@ -35,10 +43,8 @@ def export(
     checkpoint: Checkpoint = None,
     ema: Averaged = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype", help="Of the trained parts of a pipeline: fp32, bf16, fp16; as it is.", show_default=False
-        ),
+        DType | None,
+        typer.Option("--dtype", help="Of the trained parts of a pipeline; as it is.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
@@ -48,16 +54,18 @@ def export(
     debug: DebugOption = False,
 ) -> None:
     """Write a run's trained weights as other programs read them, with a model card. Safetensors only."""
+    from flow_factory.trainers.export_request import ExportRequest, check_export
+
     opened = open_source(run, (), checkpoint, ema, need_run=True)
     assert opened.run is not None and opened.weights is not None
+    request = ExportRequest(opened.config, opened.run, opened.weights, layout.value, dtype.value if dtype else None)
+    check_export(request)
     target = choose_folder(output, f"{opened.name}-{layout.value}", "export.json", force)
-    if layout is Layout.MERGED or opened.weights.kind == "full":
+    if request.is_pipeline:
         check_model(opened.config)
 
-    from flow_factory.trainers.exporting import ExportRequest, check_export, export_weights
+    from flow_factory.trainers.exporting import export_weights
 
-    request = ExportRequest(opened.config, opened.run, opened.weights, layout.value, dtype)
-    check_export(request)
     files = export_weights(request, target)
     typer.echo(f"weights: {opened.describe(['trained'])}")
     size = sum((target / file).stat().st_size for file in files)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -214,6 +214,7 @@ def generate_panel(
         for batch in loader:
             if should_stop():
                 break
+            batch = replace(batch, members=(member,) * len(batch))
             keys = [NoiseKey(seed, 0, record.index, member) for record in batch.records]
             new = rollout_batch(
                 adapter, batch, plan, keys, compute_log_prob=False, trajectory_indices=(), solver=solver

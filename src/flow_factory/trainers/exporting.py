@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -14,61 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flow_factory.checkpoints.atomic import atomic_folder, atomic_write_json
-from flow_factory.checkpoints.selection import SavedWeights
 from flow_factory.errors import InputError
-from flow_factory.hparams import Arguments
 from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.models.components import checkpoint_folder, parse_dtype
 from flow_factory.models.export import WEIGHT_NAME
 from flow_factory.models.merge import copy_pipeline, write_component
 from flow_factory.models.registry import get_adapter_class
+from flow_factory.trainers.export_request import ExportRequest
 from flow_factory.trainers.model_card import model_card
 
-Format = Literal["diffusers", "comfyui", "merged"]
 RECORD = "export.json"
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """What to export.
-
-    Attributes:
-        config: The run's configuration.
-        run: Its folder.
-        weights: Which of its weights.
-        format: "diffusers": a LoRA folder for `load_lora_weights`, or of a full fine-tuning the pipeline folder;
-            "comfyui": a LoRA file for ComfyUI; "merged": the pipeline folder with the weights in place.
-        dtype: Of the trained components' weights in a pipeline folder; None keeps that of the checkpoint (of a full
-            fine-tuning: of the trained weights).
-    """
-
-    config: Arguments
-    run: Path
-    weights: SavedWeights
-    format: Format
-    dtype: str | None = None
-
-    @property
-    def is_pipeline(self) -> bool:
-        """Whether the result is a whole pipeline folder."""
-        return self.format == "merged" or self.weights.kind == "full"
-
-
-def check_export(request: ExportRequest) -> None:
-    """What can be said before anything is read.
-
-    Raises:
-        InputError: If the run has no such thing, or an option has no effect.
-    """
-    if request.format == "comfyui" and request.weights.kind == "full":
-        raise InputError(
-            "--format comfyui writes a LoRA, but this run trained all weights (model.finetune_type: full). Use "
-            "--format diffusers for the whole pipeline."
-        )
-    if request.dtype is not None:
-        if not request.is_pipeline:
-            raise InputError("--dtype is for whole pipelines; a LoRA is written in float32, and readers cast it.")
-        parse_dtype(request.dtype, "--dtype")
 
 
 def export_weights(request: ExportRequest, target: Path) -> list[Path]:
