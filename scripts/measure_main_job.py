@@ -1,8 +1,8 @@
 """The main job over several training seeds, measured on a panel of prompts and noises that no setting was chosen on.
 
-Each seed is trained as a user trains it; then `flow-factory eval --compare` scores the base model and the trained one on
-`builtin/shapes`, file `panel.txt` (96 held-out combinations, none of them in the test file), four pictures a prompt from a
-noise seed of its own. Group diversity and the picture statistics beside the rewards would show hacking.
+Each seed is trained as a user trains it; then `flow-factory eval --compare` scores the base model and the trained one
+on `builtin/shapes`, file `panel.txt` (96 held-out combinations, none of them in the test file), four pictures a prompt
+from a noise seed of its own. Group diversity and the picture statistics beside the rewards would show hacking.
 
     python scripts/measure_main_job.py --seeds 42 43 44
     python scripts/measure_main_job.py --seeds 42 train.learning_rate=3e-4
