@@ -220,7 +220,7 @@ def bind_estimator(
     is_class = isinstance(found, type)
     if not callable(found) or (is_class and not issubclass(found, StatefulEstimator)):
         raise InputError(
-            f"advantage estimator {aggregation!r} (train.advantage_aggregation) is {found!r}; give a function "
+            f"advantage estimator {aggregation!r} (train.advantage_aggregation) is {found!r}, not a function; give "
             f"fn(rewards, groups, **params), or a class derived from flow_factory.advantage.StatefulEstimator."
         )
     fixed = () if is_class else ("rewards", "groups")

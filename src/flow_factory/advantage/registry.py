@@ -42,6 +42,11 @@ def get_adv_estimator(key: str) -> Any:
     return _ADV_ESTIMATOR_REGISTRY.get(key)
 
 
+def adv_estimator_path(key: str) -> str:
+    """The dotted path of a registered estimator, without importing it."""
+    return _ADV_ESTIMATOR_REGISTRY.path(key)
+
+
 def list_adv_estimators() -> list[str]:
     """All registered keys."""
     return _ADV_ESTIMATOR_REGISTRY.keys()

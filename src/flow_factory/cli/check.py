@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from flow_factory.cli.errors import DebugOption, guarded
-from flow_factory.cli.train import ConfigPath, Overrides
+from flow_factory.cli.train import ConfigPath, Overrides, PluginOption
 
 
 @guarded
 def check(
     config: ConfigPath,
     overrides: Overrides = None,
+    plugin: PluginOption = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Also build everything and run one tiny cycle.", show_default=False),
@@ -24,7 +25,7 @@ def check(
     from flow_factory.cli.static_checks import check_statically
     from flow_factory.hparams import load_config
 
-    loaded = load_config(config, overrides or [])
+    loaded = load_config(config, overrides or [], plugin or [])
     report = check_statically(loaded)
     for line in report.lines:
         typer.echo(line)

@@ -17,6 +17,7 @@ class Kind(str, Enum):
     MODELS = "models"
     REWARDS = "rewards"
     ADVANTAGES = "advantages"
+    LOSSES = "losses"
     DYNAMICS = "dynamics"
     PROMPTS = "prompts"
     BUILTINS = "builtins"
@@ -55,6 +56,12 @@ def _advantages() -> list[tuple[str, str]]:
     from flow_factory.advantage.registry import list_adv_estimators
 
     return [(key, "") for key in list_adv_estimators()]
+
+
+def _losses() -> list[tuple[str, str]]:
+    from flow_factory.objectives.registry import list_policy_losses
+
+    return [(key, "") for key in list_policy_losses()]
 
 
 def _dynamics() -> list[tuple[str, str]]:
@@ -101,6 +108,7 @@ _ROWS = {
     Kind.MODELS: _models,
     Kind.REWARDS: _rewards,
     Kind.ADVANTAGES: _advantages,
+    Kind.LOSSES: _losses,
     Kind.DYNAMICS: _dynamics,
     Kind.PROMPTS: _prompts,
     Kind.BUILTINS: _builtins,

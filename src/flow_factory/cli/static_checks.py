@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flow_factory.advantage.registry import adv_estimator_path, list_adv_estimators
 from flow_factory.data_utils.offline_plan import plan_offline_data
 from flow_factory.data_utils.prompt_files import (
     PromptRow,
@@ -32,6 +33,7 @@ from flow_factory.hparams import (
 from flow_factory.hparams.errors import Path as ConfigPath
 from flow_factory.hparams.errors import nearest
 from flow_factory.hparams.local_model import inspect_local_model
+from flow_factory.objectives.registry import list_policy_losses, policy_loss_path
 from flow_factory.registry import import_dotted
 from flow_factory.rewards.build import check_reward_config
 from flow_factory.rewards.registry import reward_keys
@@ -64,6 +66,7 @@ def check_statically(config: Arguments) -> StaticReport:
     checker.training_data(geometry)
     checker.evaluation_data()
     checker.rewards()
+    checker.functions()
     checker.paths()
     checker.processes()
     if checker.problems:
@@ -178,12 +181,32 @@ class _StaticChecker:
             for index, reward in enumerate(rewards.reward_configs if rewards is not None else []):
                 self._reward((section, index), reward)
                 self.report.lines.append(f"{section}: {reward.name} = {reward.reward_model}, weight {reward.weight}")
-        aggregation = getattr(self.config.training_args, "advantage_aggregation", "")
-        if "." in aggregation:
-            path: ConfigPath = ("train", "advantage_aggregation")
-            known = self._named(path, aggregation, [], "advantage estimator")
-            if known and not callable(import_dotted(aggregation)):
-                self._add(path, f"{aggregation!r} is {import_dotted(aggregation)!r}, not a function; give one.")
+
+    def functions(self) -> None:
+        """The advantage estimator and the policy loss: that they are functions, and take the parameters given.
+
+        Those of the package are not imported where no parameter is given: they import torch, which takes seconds.
+        """
+        estimators, losses = list_adv_estimators(), list_policy_losses()
+        for name, params, kind, keys, home in (
+            ("advantage_aggregation", "advantage_params", "advantage estimator", estimators, adv_estimator_path),
+            ("policy_loss", "policy_loss_params", "policy loss", losses, policy_loss_path),
+        ):
+            key = getattr(self.config.training_args, name, None)
+            shipped = key in keys and home(key).startswith("flow_factory.")
+            if key is None or (shipped and not getattr(self.config.training_args, params, {})):
+                continue
+            path: ConfigPath = ("train", name)
+            if not self._named(path, key, keys, kind):
+                continue
+            from flow_factory.trainers import setup
+
+            try:
+                setup.build_policy_loss(self.config) if name == "policy_loss" else setup.build_estimator(self.config)
+            except ConfigError as error:
+                self.problems += error.problems
+            except InputError as error:
+                self._add(path, str(error))
 
     def _reward(self, path: ConfigPath, reward: RewardArguments) -> None:
         key = reward.reward_model or ""

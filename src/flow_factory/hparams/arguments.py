@@ -53,7 +53,10 @@ class LauncherArguments(Section):
     machine_rank: NonNegativeInt | None = option(None, "Which of the machines this is, from 0.")
     main_process_ip: str | None = option(None, "Address of the main machine, when there are several.")
     plugins: list[str] = option(
-        factory=list, help="Python modules (dotted) or files (.py) imported first, so that they can register things."
+        factory=list,
+        help="Python modules (dotted) or files (.py, relative to this file or to the working directory) that are "
+        "imported first in every process: they may register trainers, rewards, models, policy losses and advantage "
+        "estimators.",
     )
 
 

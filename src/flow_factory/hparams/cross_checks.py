@@ -15,6 +15,9 @@ from flow_factory.hparams.geometry import find_geometry
 from flow_factory.hparams.training_args import TrainingArguments
 from flow_factory.registry import Registry, load_plugins
 
+_KNOWN_POLICY_LOSSES = ("grpo", "grpo-guard", "dppo", "gspo", "reinforce")
+# These compare with earlier cycles, so a group may have a single member.
+_WITHOUT_GROUPS = ("reinforce", "per_prompt")
 _KNOWN_AGGREGATIONS = ("sum", "gdpo", "rloo", "best_of", "rank", "reinforce", "per_prompt")
 
 
@@ -105,6 +108,14 @@ class _Checker:
                 f"is {scheduler.num_sde_steps}, but of {steps} steps at most {steps - 1} can be stochastic (the last "
                 f"never is); lower it or raise train.num_inference_steps.",
             )
+        low, high = scheduler.sde_window_range or (0, steps - 1)
+        room = min(high, steps - 1) - low
+        if room < (scheduler.num_sde_steps or 1) <= steps - 1:
+            self.add(
+                ("scheduler", "sde_window_range"),
+                f"[{low}, {high}) has room for {max(room, 0)} stochastic step(s) on a grid of {steps} (the last never "
+                f"is), but num_sde_steps is {scheduler.num_sde_steps}; use a range inside [0, {steps - 1}).",
+            )
 
     def feedback(self) -> None:
         """Rewards where a trainer wants them, and nowhere else."""
@@ -120,17 +131,21 @@ class _Checker:
             self.add(
                 ("rewards",), f"trainer {trainer!r} takes no rewards; remove them, or use eval_rewards for evaluation."
             )
-        if contract.needs_rewards and isinstance(self.args, TrainingArguments) and self.args.group_size < 2:
+        aggregation = getattr(self.args, "advantage_aggregation", "gdpo")
+        grouped = contract.needs_rewards and aggregation not in _WITHOUT_GROUPS
+        if grouped and isinstance(self.args, TrainingArguments) and self.args.group_size < 2:
             self.add(
                 ("train", "group_size"),
                 f"is {self.args.group_size}, so every advantage would be zero; samples of a prompt are compared with "
                 f"each other: use at least 2.",
             )
-        aggregation = getattr(self.args, "advantage_aggregation", "gdpo")
         if aggregation not in _KNOWN_AGGREGATIONS and "." not in aggregation:
             self._registered(
                 ("train", "advantage_aggregation"), aggregation, _KNOWN_AGGREGATIONS, "flow_factory.advantage"
             )
+        loss = getattr(self.args, "policy_loss", "grpo")
+        if loss not in _KNOWN_POLICY_LOSSES and "." not in loss:
+            self._registered(("train", "policy_loss"), loss, _KNOWN_POLICY_LOSSES, "flow_factory.objectives")
 
     def _registered(self, path: Path, key: str, builtin: tuple[str, ...], package: str) -> None:
         """A key outside the built-in ones is right only if a plugin registered it, which loaded the package."""
@@ -184,6 +199,8 @@ class _Checker:
             return
         scales: list[tuple[Path, Any]] = [
             (("train", "guidance_scale"), getattr(self.args, "guidance_scale", 1.0)),
+            (("train", "kl_cfg"), getattr(self.args, "kl_cfg", None) or 1.0),
+            (("train", "kl_guidance_scale"), getattr(self.args, "kl_guidance_scale", None) or 1.0),
             (("eval", "guidance_scale"), self.config.eval_args.guidance_scale),
         ]
         for path, scale in scales:

@@ -34,12 +34,13 @@ from flow_factory.hparams.yaml_source import Origin, Origins, apply_overrides, r
 from flow_factory.registry import naming_import_errors
 
 
-def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Arguments:
+def load_config(path: str | FilePath, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Arguments:
     """Loads and validates a configuration file.
 
     Args:
         path: The YAML file.
         overrides: `key=value` strings, applied in order; `train.learning_rate=1e-5`, `rewards[0].weight=0.5`.
+        plugins: Modules and files beside those of the file's `plugins:`; files relative to the working directory.
 
     Raises:
         InputError: If the file cannot be read or is wrong. All field errors come in one go; when there are none, all
@@ -47,6 +48,7 @@ def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Argument
     """
     values, origins = read_yaml_file(path)
     apply_overrides(values, origins, overrides)
+    _locate_plugins(values, FilePath(path).absolute().parent, plugins)
     return build_arguments(_interpolate(values, origins), origins)
 
 
@@ -63,6 +65,7 @@ def load_config_from_mapping(
     values = copy.deepcopy(dict(mapping))
     origins = Origins(_python_origins(values, origin), default_place=origin)
     apply_overrides(values, origins, overrides)
+    _locate_plugins(values, FilePath.cwd())
     return build_arguments(_interpolate(values, origins), origins)
 
 
@@ -86,6 +89,35 @@ def build_arguments(values: Mapping[str, Any], origins: Origins) -> Arguments:
     return config
 
 
+def _locate_plugins(values: dict[str, Any], folder: FilePath, more: Sequence[str] = ()) -> None:
+    """Makes the paths of plugin files absolute, so that the saved configuration finds them from any folder.
+
+    Args:
+        values: The configuration; changed in place.
+        folder: The configuration's own folder, where files are looked for first, then in the working directory.
+        more: Plugins that are not written in it.
+    """
+    given = values.get("plugins") or []
+    if not isinstance(given, list):
+        return  # reported with the other fields
+    located: list[Any] = [_located(plugin, folder) for plugin in given]
+    located += [_located(plugin, FilePath.cwd()) for plugin in more]
+    if located:
+        values["plugins"] = list(dict.fromkeys(located)) if all(isinstance(p, str) for p in located) else located
+
+
+def _located(plugin: Any, folder: FilePath) -> Any:
+    if not isinstance(plugin, str) or not _is_file(plugin):
+        return plugin
+    path = FilePath(plugin).expanduser()
+    found = next((p for p in (folder / path, FilePath.cwd() / path) if p.is_file()), None)
+    return plugin if found is None else str(found.resolve())
+
+
+def _is_file(plugin: str) -> bool:
+    return plugin.endswith(".py") or "/" in plugin
+
+
 def import_plugins(plugins: Sequence[str]) -> None:
     """Imports plugin modules and files so that their registrations take effect. A file is imported once.
 
@@ -93,7 +125,7 @@ def import_plugins(plugins: Sequence[str]) -> None:
         InputError: If there is no such module or file, or it fails.
     """
     for plugin in plugins:
-        if plugin.endswith(".py") or "/" in plugin:
+        if _is_file(plugin):
             _import_file(plugin)
             continue
         if not all(part.isidentifier() for part in plugin.split(".")):
@@ -111,7 +143,10 @@ def import_plugins(plugins: Sequence[str]) -> None:
 def _import_file(plugin: str) -> None:
     file = FilePath(plugin).expanduser().resolve()
     if not file.is_file():
-        raise InputError(f"plugins: the file {plugin!r} does not exist (looked for {file}).")
+        raise InputError(
+            f"plugins: the file {plugin!r} does not exist; it is looked for beside the configuration, then in the "
+            f"working directory ({FilePath.cwd()})."
+        )
     name = f"flow_factory_plugin_{file.stem}"
     known = sys.modules.get(name)
     if known is not None:

@@ -19,6 +19,7 @@ _FREE_ON_RESUME: tuple[tuple[str, ...], ...] = (
     ("eval_rewards",),
     ("launcher",),
     ("config_file",),
+    ("plugins",),
     ("num_processes",),
     ("main_process_port",),
     ("process_index",),

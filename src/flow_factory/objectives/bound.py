@@ -92,7 +92,7 @@ def bind_policy_loss(
     function = get_policy_loss(key)
     if not callable(function) or isinstance(function, type):
         raise InputError(
-            f"train.policy_loss {key!r} is {function!r}; give a function fn(step, advantages, mask, **params)."
+            f"train.policy_loss {key!r} is {function!r}, not a function; give fn(step, advantages, mask, **params)."
         )
     fixed, path = ("step", "advantages", "mask"), ("train", "policy_loss_params")
     bound = bind_params(function, params, fixed=fixed, path=path, place=place, inherited=inherited)

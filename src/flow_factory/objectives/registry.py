@@ -73,6 +73,11 @@ def get_policy_loss(key: str) -> Any:
     return _POLICY_LOSS_REGISTRY.get(key)
 
 
+def policy_loss_path(key: str) -> str:
+    """The dotted path of a registered loss, without importing it."""
+    return _POLICY_LOSS_REGISTRY.path(key)
+
+
 def list_policy_losses() -> list[str]:
     """All registered keys."""
     return _POLICY_LOSS_REGISTRY.keys()
