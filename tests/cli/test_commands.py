@@ -80,7 +80,13 @@ print("HEAVY", sorted(set({heavy!r}) & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["check", "run.yaml"], ["list", "trainers"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[["--help"], ["check", "--help"], ["check", "run.yaml"], ["list", "trainers"]],
+        *[[command, "--help"] for command in ("sample", "eval", "export", "doctor")],
+    ],
+)
 def test_light_commands_import_nothing_heavy(project: Path, arguments: list[str]) -> None:
     """What keeps them fast; scripts/measure_cli.py has the seconds."""
     code = _IMPORTED.format(argv=["flow-factory", *arguments], heavy=HEAVY)
