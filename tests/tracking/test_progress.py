@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import time
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
+from flow_factory.checkpoints.signals import SignalGuard
 from flow_factory.tracking.formatting import format_duration, format_number
 from flow_factory.tracking.live import LiveStatus, sparkline
 from flow_factory.tracking.progress import ProgressDisplay
@@ -139,6 +144,30 @@ def test_the_cursor_stays_while_the_display_is_shown(monkeypatch):
     printed = stream.getvalue()
     display.close()
     assert printed.rfind("\x1b[?25h") > printed.rfind("\x1b[?25l")
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("it never came")
+
+
+def test_a_signal_is_answered_inside_the_display(monkeypatch, capfd):
+    """A bare write to the terminal would tear its lines, and be torn by them."""
+    monkeypatch.setenv("TERM", "xterm")
+    display = ProgressDisplay(stream=Terminal())
+    display.enter_phase("rollout", 1, 2)
+    with SignalGuard() as guard:
+        os.kill(os.getpid(), signal.SIGTERM)
+        _until(lambda: bool(display._status.notice))
+        assert guard.requested and "SIGTERM received: saving at the next safe point" in shown(display)[-1]
+    assert "received" not in capfd.readouterr().err
+    display.close()
+    with SignalGuard():
+        os.kill(os.getpid(), signal.SIGTERM)
+        _until(lambda: "received" in capfd.readouterr().err)
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):

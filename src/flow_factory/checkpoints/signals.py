@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,6 +23,8 @@ from typing import Any
 _active: SignalGuard | None = None
 _fork_hook_installed = False
 _FLUSH_S = 0.5
+# Shows the answer to a first signal; None writes it to the error stream.
+_announcer: Callable[[str], None] | None = None
 
 
 class Abandoned(BaseException):
@@ -149,10 +151,22 @@ class SignalGuard:
                 self._request(signum)
                 name = signal.Signals(signum).name
                 if self._received == 1:
-                    _say(f"{name} received: saving at the next safe point; send it again to exit at once")
+                    (_announcer or _say)(
+                        f"{name} received: saving at the next safe point; send it again to exit at once"
+                    )
                 elif time.monotonic() - self._requested_at >= self.grace_s:
                     _say(f"second signal ({name}): exiting at once without saving")
                     exit_now(128 + signum)
+
+
+def announce_with(announcer: Callable[[str], None] | None) -> None:
+    """Says who shows the answer to a first signal, in place of a bare write, which would tear a live display.
+
+    Args:
+        announcer: Called from another thread, at any moment; None for the bare write.
+    """
+    global _announcer
+    _announcer = announcer
 
 
 def exit_now(code: int) -> None:

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flow_factory.checkpoints import signals
 from flow_factory.tracking.formatting import format_duration
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -40,6 +41,7 @@ class LiveStatus:
         unit: Their name.
         rewards: Rewards of the last cycles, for the little curve.
         numbers: What is said of the last finished cycle: the reward first.
+        notice: What has just happened, such as a signal.
     """
 
     cycle: int = 0
@@ -53,6 +55,7 @@ class LiveStatus:
     unit: str = ""
     rewards: list[float] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
+    notice: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         grid = Table.grid(padding=(0, 2))
@@ -70,6 +73,8 @@ class LiveStatus:
             text.append("".join(f" | {number}" for number in self.numbers[1:]), style="none")
             text.no_wrap, text.overflow = True, "ellipsis"
             yield text
+        if self.notice:
+            yield Text(self.notice, style="yellow", no_wrap=True, overflow="ellipsis")
 
     def _run_bar(self) -> ProgressBar | Text:
         if self.total_cycles is None:
@@ -107,6 +112,7 @@ class LiveDisplay:
 
     def __init__(self, console: Console, status: LiveStatus) -> None:
         self.console = console
+        self._status = status
         self._live = Live(status, console=console, refresh_per_second=4, transient=True)
 
     def start(self) -> None:
@@ -115,10 +121,16 @@ class LiveDisplay:
             self._live.start()
             # rich hides the cursor, and a process that is killed could not bring it back.
             self.console.show_cursor(True)
+            signals.announce_with(self._notice)
 
     def stop(self) -> None:
         """Takes it away; may be called twice."""
-        self._live.stop()
+        if self._live.is_started:
+            signals.announce_with(None)
+            self._live.stop()
+
+    def _notice(self, text: str) -> None:
+        self._status.notice = text
 
 
 def sparkline(values: Sequence[float]) -> str:
