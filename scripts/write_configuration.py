@@ -26,7 +26,7 @@ TABLES: list[tuple[str, str, type]] = [
     ("data.datasets[].train", "", hparams.DatasetTrainSpec),
     ("data.datasets[].eval", "Values of `eval:` that this dataset overrides.", hparams.DatasetEvalSpec),
     ("scheduler", "`scheduler:`", hparams.SchedulerArguments),
-    ("train, with trainer_type grpo", "", hparams.GRPOTrainingArguments),
+    ("train", "Of every trainer that learns from what it generates.", hparams.TrainingArguments),
     ("train and eval, with model_type sd3-5", "", get_model_spec("sd3-5").generation_arguments),
     ("eval", "`eval:`", hparams.EvaluationArguments),
     ("rewards[] and eval_rewards[]", "", hparams.RewardArguments),
@@ -50,19 +50,45 @@ def shown(field: dataclasses.Field) -> str:  # type: ignore[type-arg]
     return f"`{value}`"
 
 
+def table(title: str, note: str, cls: type, base: type | None = None) -> list[str]:
+    """Heading and rows of a dataclass's fields, without those that `base` has with the same default and meaning."""
+    parts = [f"### {title}", ""]
+    if note and not note.startswith("`"):
+        parts += [note, ""]
+    parts += ["| field | default | meaning |", "|---|---|---|"]
+    inherited = dataclasses.fields(base) if base is not None else ()
+    known = {field.name: (shown(field), field.metadata.get("help")) for field in inherited}
+    for field in dataclasses.fields(cls):
+        if field.init and "help" in field.metadata and known.get(field.name) != (shown(field), field.metadata["help"]):
+            meaning = " ".join(str(field.metadata["help"]).split()).replace("|", "\\|")
+            parts.append(f"| `{field.name}` | {shown(field)} | {meaning} |")
+    return [*parts, ""]
+
+
+def trainer_tables() -> list[str]:
+    """What each trainer of the package has beyond its base."""
+    parts: list[str] = []
+    for key in hparams.training_args_keys():
+        cls = hparams.get_training_args_class(key)
+        if cls.__module__.startswith("flow_factory."):
+            generates = issubclass(cls, hparams.TrainingArguments)
+            base = hparams.TrainingArguments if generates else hparams.CommonTrainingArguments
+            note = (
+                "Beside the fields of `train` above."
+                if generates
+                else "On stored examples: of the fields of `train` above it has those that do not concern rollouts, and these."
+            )
+            parts += table(f"train, with trainer_type {key}", note, cls, base)
+    return parts
+
+
 def tables() -> str:
     """The generated part."""
     parts = [MARKER, ""]
     for title, note, cls in TABLES:
-        parts += [f"### {title}", ""]
-        if note and not note.startswith("`"):
-            parts += [note, ""]
-        parts += ["| field | default | meaning |", "|---|---|---|"]
-        for field in dataclasses.fields(cls):
-            if field.init and "help" in field.metadata:
-                meaning = " ".join(str(field.metadata["help"]).split()).replace("|", "\\|")
-                parts.append(f"| `{field.name}` | {shown(field)} | {meaning} |")
-        parts.append("")
+        parts += table(title, note, cls)
+        if title == "train":
+            parts += trainer_tables()
     return "\n".join(parts).rstrip() + "\n"
 
 

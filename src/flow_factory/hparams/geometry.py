@@ -117,8 +117,9 @@ class _Planner:
             args.unique_sample_num_per_epoch,
         )
         self.auto = args.gradient_accumulation_steps == "auto"
-        # An explicit accumulation fixes the optimizer steps itself; M then only has to fill whole batches.
-        self.steps = args.gradient_step_per_epoch if self.auto else 1
+        # An explicit accumulation fixes the optimizer steps itself; M then only has to fill whole batches. So it does
+        # where an update may end between two loss terms of a batch.
+        self.steps = args.gradient_step_per_epoch if self.auto and args.updates_take_whole_batches else 1
 
     def plan(self, loss_terms: int) -> Geometry | None:
         before = len(self.problems)

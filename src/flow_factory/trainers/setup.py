@@ -120,7 +120,8 @@ def build_adapter(
     Args:
         config: The configuration.
         comm: Process group.
-        snapshots: The algorithm's own frozen copies, which start as the weights at the start of the run.
+        snapshots: The algorithm's own frozen copies, which start as the weights at the start of the run; names, or
+            name to the device that holds a full copy.
         reference: Whether a reference policy is needed.
 
     Returns:

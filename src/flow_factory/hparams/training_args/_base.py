@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from flow_factory.hparams.scheduler_args import SchedulerArguments
 from flow_factory.hparams.training_args._common import CommonTrainingArguments
@@ -16,7 +16,12 @@ class TrainingArguments(CommonTrainingArguments):
 
     A new algorithm subclasses it with its own fields, each with `metadata={"help": ...}`, and a
     `trainer_type: Literal["my-algo"] = "my-algo"`.
+
+    Class attributes:
+        updates_take_whole_batches: Optimizer steps must divide the batches of a cycle, and not only its loss terms.
     """
+
+    updates_take_whole_batches: ClassVar[bool] = True
 
     gradient_step_per_epoch: PositiveInt = option(2, "G: optimizer steps per pass over a cycle's samples.")
     gradient_accumulation_steps: PositiveInt | Literal["auto"] = option(

@@ -31,6 +31,7 @@ class DecoupledTrainingArguments(TrainingArguments):
     """
 
     paradigm: ClassVar[Paradigm] = "decoupled"
+    updates_take_whole_batches: ClassVar[bool] = False
     couples_groups: ClassVar[bool] = False
     distinct_times: ClassVar[bool] = False
 
