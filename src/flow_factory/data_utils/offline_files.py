@@ -195,7 +195,7 @@ class _Reader:
                     yield f"{where}: the input {slot.name!r} takes at most {slot.max_items} file(s)."
         for slot in self.io.inputs:
             if slot.required and slot.modality is not Modality.TEXT and slot.name not in filled:
-                yield f"input.media: the model needs a {slot.modality.value} for {slot.name!r}; add it."
+                yield f"input.media: nothing fills the model's {slot.modality.value} input {slot.name!r}; add it."
 
     def _outputs(self, stored: StoredExample) -> Iterator[str]:
         """Every arm holds what the model gives, in order, and can be decoded."""

@@ -173,7 +173,7 @@ def _explain(problem: Any, row: Mapping[str, Any]) -> str:
         return f"{field}: is an empty list; name at least one file."
     if kind == "string_too_short":
         return f"{field}: is empty."
-    if kind in ("model_type", "model_attributes_type"):
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{field}: is a {kind_of(problem['input'])}; write an object."
     shown = repr(problem["input"])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,0 +1,93 @@
+"""Pictures are decoded as a viewer shows them, and what is no picture is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flow_factory.data_utils.offline_media import fit_image, image_size, read_image
+from flow_factory.errors import InputError
+
+
+def _gradient(height: int, width: int) -> Image.Image:
+    y, x = np.mgrid[0:height, 0:width]
+    pixels = np.stack([255 * x / width, 255 * y / height, 0 * x], axis=-1).astype(np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
+def test_pictures_are_turned_upright(tmp_path: Path, suffix: str) -> None:
+    """EXIF orientation 6: the first row of the file is the right side of the picture."""
+    image, path = _gradient(16, 48), tmp_path / f"a.{suffix}"
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(path, exif=exif, **({"quality": 95} if suffix != "png" else {}))
+    assert image_size(path) == (48, 16)
+    upright = np.asarray(read_image(path)).astype(int)
+    assert upright.shape == (48, 16, 3)
+    expected = np.rot90(np.asarray(image).astype(int), k=-1)
+    assert np.abs(upright - expected).max() <= (0 if suffix == "png" else 24)
+
+
+def test_size_of_the_header_is_that_of_the_decoded_picture(tmp_path: Path) -> None:
+    for mode in ("RGB", "L", "P", "RGBA", "1", "CMYK"):
+        path = tmp_path / f"{mode}.{'jpg' if mode == 'CMYK' else 'png'}"
+        Image.new(mode, (12, 20)).save(path)
+        image = read_image(path)
+        assert image.mode == "RGB" and image_size(path) == (image.height, image.width) == (20, 12)
+
+
+def test_transparency_lies_on_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    image.putpixel((1, 1), (0, 0, 255, 255))
+    image.putpixel((2, 2), (0, 0, 0, 128))
+    image.save(tmp_path / "a.png")
+    read = read_image(tmp_path / "a.png")
+    assert read.getpixel((0, 0)) == (255, 255, 255) and read.getpixel((1, 1)) == (0, 0, 255)
+    assert read.getpixel((2, 2)) == (127, 127, 127)
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    values = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    read = np.asarray(read_image(tmp_path / "a.png"))[..., 0].astype(int)
+    assert np.abs(read - values // 256).max() <= 1
+
+
+def test_a_picture_of_the_right_size_keeps_its_pixels() -> None:
+    image = _gradient(24, 40)
+    assert fit_image(image, (24, 40)) is image
+
+
+def test_other_sizes_are_covered_and_cut_around_the_middle() -> None:
+    """A picture twice as wide as the size loses a quarter on each side, and keeps its shapes."""
+    wide = Image.new("RGB", (128, 32), (255, 0, 0))
+    wide.paste((0, 0, 255), (32, 0, 96, 32))
+    fitted = np.asarray(fit_image(wide, (32, 64)))
+    assert fitted.shape == (32, 64, 3) and (fitted[:, 2:-2] == (0, 0, 255)).all()
+    halved = np.asarray(fit_image(_gradient(64, 64), (32, 32))).astype(int)
+    coarse = np.asarray(_gradient(32, 32)).astype(int)
+    assert np.abs(halved - coarse)[2:-2, 2:-2].max() <= 4
+
+
+def test_what_cannot_be_decoded_is_named_with_its_line(tmp_path: Path) -> None:
+    image, whole = _gradient(64, 64), tmp_path / "a.png"
+    image.save(whole)
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    assert image_size(cut) == (64, 64), "the header is whole"
+    with pytest.raises(InputError, match=r"^d\.jsonl:3: .*cut\.png cannot be decoded: .*truncated"):
+        read_image(cut, "d.jsonl:3")
+    (tmp_path / "text.png").write_text("no picture")
+    for function in (image_size, read_image):
+        with pytest.raises(InputError, match=r"^d\.jsonl:4: .*text\.png is no picture in a known format"):
+            function(tmp_path / "text.png", "d.jsonl:4")
+        with pytest.raises(InputError, match=r"^d\.jsonl:5: .*none\.png does not exist"):
+            function(tmp_path / "none.png", "d.jsonl:5")
+    frames = [Image.new("L", (4, 4), shade) for shade in (0, 90, 180)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    with pytest.raises(InputError, match="holds 3 pictures"):
+        image_size(tmp_path / "a.gif")
