@@ -34,6 +34,8 @@ TABLES: list[tuple[str, str, type]] = [
      hparams.OptimizerArguments),
     ("log", "`log:`", hparams.LogArguments),
 ]  # fmt: skip
+OWN_FIELDS = "Beside the fields of `train` above."
+OFFLINE_FIELDS = "Beside those fields of `train` above that do not concern rollouts."
 
 
 def shown(field: dataclasses.Field) -> str:  # type: ignore[type-arg]
@@ -73,11 +75,7 @@ def trainer_tables() -> list[str]:
         if cls.__module__.startswith("flow_factory."):
             generates = issubclass(cls, hparams.TrainingArguments)
             base = hparams.TrainingArguments if generates else hparams.CommonTrainingArguments
-            note = (
-                "Beside the fields of `train` above."
-                if generates
-                else "On stored examples: of the fields of `train` above it has those that do not concern rollouts, and these."
-            )
+            note = OWN_FIELDS if generates else OFFLINE_FIELDS
             parts += table(f"train, with trainer_type {key}", note, cls, base)
     return parts
 
