@@ -12,6 +12,7 @@ from flow_factory.samples.statistics import PICTURE_STATISTICS, sample_statistic
 from flow_factory.tracking.monitors import (
     REWARD_RISE,
     SMOOTHING,
+    SPREAD_DEGREES,
     Alarm,
     HackingMonitor,
     MonitorBand,
@@ -87,19 +88,20 @@ def test_without_rewards_there_is_no_alarm() -> None:
     assert not any(follow(monitor, [(cycle(n, light=1 - 0.06 * n), []) for n in range(12)]))
 
 
-def flat(value: float, spread: float = 0.1) -> dict[str, list[float]]:
-    return {"brightness": [value - spread, value, value + spread]}
+def around(value: float) -> dict[str, list[float]]:
+    """So many groups that the first cycle alone makes the band."""
+    return {"brightness": (value + torch.linspace(-0.1, 0.1, SPREAD_DEGREES + 1)).tolist()}
 
 
 def test_an_alarm_stands_until_the_statistic_has_come_back() -> None:
     monitor = HackingMonitor(2.0)
-    monitor.observe(flat(0.5), [0.0, 0.1, 0.2])
+    monitor.observe(around(0.5), [0.0, 0.1, 0.2])
     low, high = monitor.limits()["brightness"]
     beyond = low - 0.05
 
     def step(value: float) -> int:
         monitor.smoothed["brightness"] = value  # where smoothing would bring it
-        return len(monitor.observe(flat(value), [5.0, 5.1, 5.2]))
+        return len(monitor.observe(around(value), [5.0, 5.1, 5.2]))
 
     assert [step(beyond), step(beyond), step(beyond)] == [1, 0, 0]
     just_inside = low + 0.1 * (0.5 - low)
@@ -119,13 +121,27 @@ def test_resumed_state_goes_on_the_same() -> None:
 
 
 def test_the_band_by_hand() -> None:
-    """Values 1, 2, 3, 6: mean 3, variance (4 + 1 + 0 + 9) / 3; Student's t of 3 degrees at 1.959964 sigma is 3.1824."""
+    """Values 1, 2, 3, 6: mean 3, variance (4 + 1 + 0 + 9) / 3; Student's t of 3 degrees at 1.959964 sigma is 3.1824.
+
+    Then 10, 12 about their own mean 11: variance (14 + 2) / 4, t of 4 degrees 2.7764; the centre stays.
+    """
     band = MonitorBand.of([1.0, 6.0, 3.0, 2.0])
     assert (band.mean, band.groups) == (3.0, 4) and band.spread == pytest.approx(math.sqrt(14 / 3))
     error = math.sqrt(14 / 3) * math.sqrt(1 / 4 + SMOOTHING / (2 - SMOOTHING) / 4)
     assert band.standard_error == pytest.approx(error)
     low, high = band.limits(1.959963985)
     assert high - 3 == pytest.approx(3.182446305 * error, rel=1e-7) and 3 - low == pytest.approx(high - 3)
+    refined = band.refined([10.0, 12.0])
+    assert (refined.mean, refined.groups, refined.spread) == (3.0, 4, 2.0)
+    error = 2 * math.sqrt(1 / 4 + SMOOTHING / (2 - SMOOTHING) / 4)
+    assert refined.limits(1.959963985)[1] - 3 == pytest.approx(2.776445105 * error, rel=1e-7)
+
+
+def test_many_prompts_need_no_refinement_and_a_single_one_has_nothing_to_refine() -> None:
+    values = torch.arange(SPREAD_DEGREES + 1.0).tolist()
+    assert MonitorBand.of(values).refined([0.0, 100.0]) == MonitorBand.of(values)
+    assert MonitorBand.of(values[1:]).refined([0.0, 100.0]) != MonitorBand.of(values[1:])
+    assert MonitorBand.of([0.5]).refined([0.9]).limits(3.0) == (-math.inf, math.inf)
 
 
 def test_the_standard_error_is_that_of_a_policy_that_does_not_change() -> None:
@@ -135,24 +151,23 @@ def test_the_standard_error_is_that_of_a_policy_that_does_not_change() -> None:
     smoothed = means[:, 0]
     for later in means[:, 1:].unbind(1):
         smoothed = smoothed + SMOOTHING * (later - smoothed)
-    expected = MonitorBand(0.0, 1.0, 8).standard_error
+    expected = MonitorBand(0.0, 8, 7.0, 7).standard_error
     assert float((smoothed - means[:, 0]).std()) == pytest.approx(expected, rel=0.03)
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:
-    """Normal prompts, a policy that does not change, a reward that is up: the share of late cycles outside the band.
+    """Normal prompts and a policy that does not change: the share of runs that are outside the band after 12 cycles.
 
-    Two-sided 3 sigma is 0.0027; the spread is estimated from eight prompts, which is what Student's t is for.
+    Two-sided 3 sigma is 0.0027; the spread is estimated from few prompts, which is what Student's t is for.
     """
     generator = torch.Generator().manual_seed(1)
     outside = runs = 0
     for values in torch.randn(3000, 12, 8, generator=generator, dtype=torch.float64):
-        band = MonitorBand.of(values[0].tolist())
-        smoothed = band.mean
-        for later in values[1:].mean(dim=1).tolist():
-            smoothed += SMOOTHING * (later - smoothed)
-        low, high = band.limits(3.0)
-        outside, runs = outside + (not low <= smoothed <= high), runs + 1
+        monitor = HackingMonitor(3.0)
+        for groups in values.tolist():
+            monitor.observe({"brightness": groups}, [])
+        low, high = monitor.limits()["brightness"]
+        outside, runs = outside + (not low <= monitor.smoothed["brightness"] <= high), runs + 1
     assert outside / runs < 0.0027 + 3 * math.sqrt(0.0027 / runs)
 
 

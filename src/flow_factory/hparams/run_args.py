@@ -64,7 +64,7 @@ class LogArguments(Section):
         True, "Measure the pictures of each cycle and warn where a statistic leaves its band while the reward rises."
     )
     monitor_band: Annotated[float, Field(gt=0, le=6)] = option(
-        3.0, "Half-width of the bands in standard errors of the first cycle's mean over prompts."
+        3.5, "Half-width of the bands in standard errors of a smoothed mean over prompts; a wider one alarms less."
     )
     monitor_stop: bool = option(False, "End the run, with a checkpoint, after a cycle that raises such an alarm.")
     verbose: bool = option(True, "Show a progress bar and a line per phase and cycle.")

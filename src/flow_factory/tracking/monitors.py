@@ -3,8 +3,9 @@
 The first cycle is sampled before any update. For each statistic x its P groups give a mean m and a standard deviation
 s over groups, which is mostly that of the prompts. A later cycle has other prompts, so even a policy that does not
 change departs from m, by a standard error of s sqrt(1/P + 1/P); smoothing over cycles, y <- y + a (x - y), leaves
-s sqrt(1/P + a / (2 - a) / P). The band is m -+ t times this. t is the quantile that a Student variable of P - 1 degrees
-of freedom exceeds as rarely as a normal one exceeds `log.monitor_band`: with few prompts s is uncertain too.
+s sqrt(1/P + a / (2 - a) / P). The band is m -+ t times this. t is the quantile that a Student variable with the degrees
+of freedom of s exceeds as rarely as a normal one exceeds `log.monitor_band`, since with few prompts s is uncertain too;
+then the next cycles help to estimate it (about their own means), until it has `SPREAD_DEGREES` degrees of freedom.
 
 An alarm needs both: a smoothed statistic outside its band, and a smoothed reward above the first cycle's by more than
 `REWARD_RISE` of the same standard errors. Needs no torch.
@@ -12,14 +13,17 @@ An alarm needs both: a smoothed statistic outside its band, and a smoothed rewar
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
-SMOOTHING = 0.3
+SMOOTHING = 0.2
 """Weight a of the newest cycle in the smoothed values."""
+SPREAD_DEGREES = 30
+"""Degrees of freedom with which the spread over prompts is known well enough: the first cycle alone from 31 prompts."""
 REWARD_RISE = 1.0
 """Standard errors by which the smoothed reward must exceed the first cycle's mean to have risen."""
 RESOLUTION = 1e-3
@@ -40,24 +44,37 @@ _LOOKS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class MonitorBand:
-    """What the first cycle says about one statistic.
+    """What a policy that does not change would show of one statistic.
 
     Attributes:
-        mean: Mean over groups.
-        spread: Standard deviation over groups (ddof 1); 0 for a single group.
-        groups: Number of groups.
+        mean: Mean over the first cycle's groups.
+        groups: Number of those.
+        squares: Squared deviations of groups from the mean of their cycle, summed.
+        degrees: Degrees of freedom of that sum.
     """
 
     mean: float
-    spread: float
     groups: int
+    squares: float
+    degrees: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MonitorBand:
-        """The band of one value per group."""
+        """The band of the first cycle, from one value per group."""
         mean = _mean(values)
-        squares = math.fsum((value - mean) ** 2 for value in values)
-        return cls(mean, math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0, len(values))
+        return cls(mean, len(values), math.fsum((value - mean) ** 2 for value in values), len(values) - 1)
+
+    def refined(self, values: Sequence[float]) -> MonitorBand:
+        """With a later cycle's spread too, as long as it is needed; the mean stays the first cycle's."""
+        if self.degrees >= SPREAD_DEGREES:
+            return self
+        other = MonitorBand.of(values)
+        return replace(self, squares=self.squares + other.squares, degrees=self.degrees + other.degrees)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over groups; 0 if there never was more than one."""
+        return math.sqrt(self.squares / self.degrees) if self.degrees else 0.0
 
     @property
     def standard_error(self) -> float:
@@ -73,9 +90,9 @@ class MonitorBand:
         Returns:
             (-inf, inf) for a single group, which says nothing about the spread.
         """
-        if self.groups < 2:
+        if not self.degrees:
             return -math.inf, math.inf
-        half = max(student_quantile(width, self.groups - 1) * self.standard_error, RESOLUTION)
+        half = max(student_quantile(width, self.degrees) * self.standard_error, RESOLUTION)
         return self.mean - half, self.mean + half
 
 
@@ -142,7 +159,7 @@ class HackingMonitor:
         return {name: band.limits(self.width) for name, band in self.bands.items() if name != _REWARD}
 
     def observe(self, statistics: Mapping[str, Sequence[float]], rewards: Sequence[float]) -> list[Alarm]:
-        """Takes one cycle's numbers; the first time a name appears, they define its band.
+        """Takes one cycle's numbers; the first time a name appears, they define the centre of its band.
 
         Args:
             statistics: Name to one value per group.
@@ -152,7 +169,9 @@ class HackingMonitor:
             New alarms. One per statistic, until its smoothed value has come back into the inner half of its band.
         """
         for name, values in {**statistics, **({_REWARD: rewards} if rewards else {})}.items():
-            if name not in self.bands:
+            if name in self.bands:
+                self.bands[name] = self.bands[name].refined(values)
+            else:
                 self.bands[name] = MonitorBand.of(values)
                 self.smoothed[name] = self.bands[name].mean
             self.smoothed[name] += SMOOTHING * (_mean(values) - self.smoothed[name])
@@ -190,6 +209,7 @@ class HackingMonitor:
         return Alarm(name, value, band.mean, low, high, self.smoothed[_REWARD], self.bands[_REWARD].mean)
 
 
+@functools.cache
 def student_quantile(sigmas: float, degrees: int) -> float:
     """The t that a Student variable exceeds in magnitude as rarely as a standard normal one exceeds `sigmas`.
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RewardWeightsOf = Callable[[BaseSample], Mapping[str, float]]
+Limits = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,9 @@ class SampleWatch:
         measured, self._measured = self._measured, None
         if measured is None or not measured.statistics:
             return
-        known = set(self.monitor.bands)
+        before = self.monitor.limits()
         alarms = self.monitor.observe(measured.statistics, measured.rewards)
-        self._report_bands(
-            {name: pair for name, pair in self.monitor.limits().items() if name not in known}, tracker, step
-        )
+        self._report_bands(before, self.monitor.limits(), tracker, step)
         for alarm in alarms:
             tracker.log(alarm.row(), step, kind="alarm")
             if self._comm.is_main:
@@ -165,16 +164,18 @@ class SampleWatch:
         # Ranks of different hardware may differ in a last bit; they must not differ in this.
         self.should_stop = self.stop and self._comm.any_true(bool(alarms))
 
-    def _report_bands(self, limits: Mapping[str, tuple[float, float]], tracker: Tracker, step: int) -> None:
-        if any(math.isinf(low) for low, _ in limits.values()):
+    def _report_bands(self, before: Limits, after: Limits, tracker: Tracker, step: int) -> None:
+        """Writes the ends of new and refined bands; the last row of kind "monitor_band" holds."""
+        changed = {name: pair for name, pair in after.items() if before.get(name) != pair}
+        if any(math.isinf(low) for low, _ in changed.values()):
             if self._comm.is_main:
                 logger.warning(
                     "one prompt per cycle tells nothing about how prompts differ: the monitor measures but raises no "
                     "alarm (train.unique_sample_num_per_epoch)"
                 )
-        elif limits:
-            bounds = {f"monitor/{name}/low": low for name, (low, _) in limits.items()}
-            bounds |= {f"monitor/{name}/high": high for name, (_, high) in limits.items()}
+        elif changed:
+            bounds = {f"monitor/{name}/low": low for name, (low, _) in changed.items()}
+            bounds |= {f"monitor/{name}/high": high for name, (_, high) in changed.items()}
             tracker.log(bounds, step, kind="monitor_band")
 
     def stopped(self, cycle: int, checkpoint: Path | None) -> RunError:
