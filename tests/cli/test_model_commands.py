@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,9 +248,6 @@ def test_wrong_input_exits_with_2_and_changes_nothing(
 
 def test_wrong_input_is_found_before_anything_heavy_loads(run: Path, full: Path) -> None:
     """One process for all: had one of them imported torch, the last line would say so."""
-    import subprocess
-    import sys
-
     code = """
 import sys
 from flow_factory.cli.app import main
@@ -308,3 +308,21 @@ def test_scores_that_failed_are_left_out_and_counted(run: Path, command: Command
 def test_in_one_process_what_was_trained_with_several(run: Path, command: Command) -> None:
     done = command("eval", run, "num_processes=2", "--output", "x.json")
     assert done.code == 0 and "in one process" in done.out, done.err
+
+
+def test_two_processes_give_the_scores_of_one(run: Path, command: Command) -> None:
+    """Pitfall 19: three prompts on two processes are three scores, not four."""
+    started = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    arguments = ["-m", "flow_factory", "eval", str(run), "--samples-per-prompt", "2", "--output", "two.json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, *started, *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("wrote two.json") == 1
+    assert command("eval", run, "--samples-per-prompt", 2, "--output", "one.json").code == 0
+    one, two = (json.loads(Path(f"{n}.json").read_text())["datasets"]["toy"] for n in ("one", "two"))
+    assert len(two["samples"]) == 6 and two["trained"]["red"]["values"] == 6
+    for mine, theirs in zip(one["samples"], two["samples"], strict=True):
+        assert (mine["row"], mine["member"], mine["prompt"]) == (theirs["row"], theirs["member"], theirs["prompt"])
+        assert mine["trained"] == pytest.approx(theirs["trained"], abs=1e-4)
