@@ -20,6 +20,7 @@ from flow_factory.tracking.metrics import MetricsWriter
 
 PROMPTS = ("a red circle", "two blue squares")
 CONFIG = """\
+plugins: []
 data: {datasets: [{name: toy, dataset_dir: data}]}
 model: {model_type: sd3-5, model_name_or_path: model, finetune_type: lora, lora_rank: 4}
 train: {trainer_type: grpo, max_epochs: 3, learning_rate: 0.001, seed: 7, resolution: [64, 64]}

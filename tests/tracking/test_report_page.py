@@ -195,6 +195,7 @@ def test_settings_are_marked_where_they_differ_from_the_defaults_or_were_given(r
     assert 'class="changed"' in row("train.resolution") and "[64, 64]" in row("train.resolution")
     assert 'class="changed"' not in row("eval.resolution"), "eval takes train's where it is not given"
     assert 'class="changed"' in row("rewards[0].name")
+    assert 'class="changed"' not in row("plugins"), "an empty list that is made anew each time is a default"
 
 
 def test_monitors_with_band_and_alarm(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class LogArguments(Section):
         3.5, "Half-width of the bands in standard errors of a smoothed mean over prompts; a wider one alarms less."
     )
     monitor_stop: bool = option(False, "End the run, with a checkpoint, after a cycle that raises such an alarm.")
-    verbose: bool = option(True, "Show a progress bar and a line per phase and cycle.")
+    verbose: bool = option(True, "Show lines of cycles and phases, and a live display on a terminal.")
 
     def __post_init__(self) -> None:
         if self.monitor_stop and not self.monitor:

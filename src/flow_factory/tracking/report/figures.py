@@ -99,8 +99,8 @@ class Figure:
 
 def build_figures(runs: Sequence[RunRecord]) -> list[Figure]:
     """All charts of a page, in the order of the sections."""
-    figures = [*_reward_figures(runs), *_evaluation_figures(runs), *_known_figures(runs)]
-    figures += [*_monitor_figures(runs), *_time_figures(runs), *_other_figures(runs)]
+    figures = [*_reward_figures(runs), *_evaluation_figures(runs), *_time_figures(runs)]
+    figures += [*_known_figures(runs), *_monitor_figures(runs), *_other_figures(runs)]
     order = [section for section, _, _ in SECTIONS]
     figures = sorted((f for f in figures if f.lines), key=lambda figure: order.index(figure.section))
     return [replace(figure, id=f"chart-{number}") for number, figure in enumerate(figures, 1)]

@@ -60,6 +60,8 @@ def settings_of(run: RunRecord) -> dict[str, list[Setting]]:
     ]
     for section, name, value in sectioned:
         known, default = _default_of(schema, run.config, name)
+        if not known and value in (None, [], {}):
+            known, default = True, value  # the schema does not tell defaults that are made anew each time: empty ones
         changed = None if schema is None else not known or not _same(value, default)
         if name.startswith("eval.") and _same(value, run.setting(f"train.{name[5:]}", _ABSENT)):
             changed = False  # eval takes some fields from train where they are not given
