@@ -113,6 +113,7 @@ class Bench:
                 "model_type": self.case.key,
                 "model_name_or_path": str(self.folder),
                 "finetune_type": "lora",
+                "target_components": list(self.case.components),
                 "lora_rank": 4,
                 "lora_alpha": 8,
             },
@@ -180,7 +181,8 @@ class Bench:
 
     def latents(self, output: RolloutOutput) -> dict[str, Tensor]:
         """The final latents of a rollout in the pipeline's layout."""
-        return self.case.layout(self.pipeline, output.trajectory.states[output.grid.length])
+        final = output.trajectory.states[output.grid.length]
+        return self.case.layout(self.pipeline, self.fresh.finalize_state(final, None, output.grid))
 
     def reference(
         self,

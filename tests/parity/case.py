@@ -74,7 +74,7 @@ class Case:
         steps: num_inference_steps of parity checks.
         prompts, negatives: One per row, of different lengths; a negative may be None.
         takes_negative: Whether `pipeline(...)` has a negative prompt.
-        layout: Named latents as `pipeline(output_type="latent")` returns them, from the adapter's final state.
+        layout: Named latents as `pipeline(output_type="latent")` returns them, from what the adapter decodes.
         output: The pipeline's result, from its output object.
         schedulers: Further schedulers that the pipeline is used with, beside its own.
         grid: (sigmas [T + 1], timesteps [T]) in flow coordinates, from a scheduler that the pipeline has used.
@@ -84,6 +84,7 @@ class Case:
         uncovered: Patterns (fullmatch) of linear layers inside blocks that are left alone on purpose.
         autoencode: The VAE alone: decoded pixels [B, C, H, W] from pixels, with the posterior's mode between.
         train: Changes to the configuration of trainer cycles, as dotted paths.
+        components: What is trained.
     """
 
     key: str
@@ -106,6 +107,7 @@ class Case:
     uncovered: tuple[str, ...] = ()
     autoencode: Callable[[Any, Tensor], Tensor] = _through_vae
     train: Mapping[str, Any] = field(default_factory=dict)
+    components: tuple[str, ...] = ("transformer",)
 
     @property
     def name(self) -> str:

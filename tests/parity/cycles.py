@@ -16,7 +16,7 @@ def cycle_config(bench: Bench, trainer: str, folder: Path) -> Arguments:
     """One optimizer step on two prompts of two samples each."""
     case = bench.case
     mapping = base_mapping(bench.folder, folder)
-    mapping["model"]["model_type"] = case.key
+    mapping["model"] |= {"model_type": case.key, "target_components": list(case.components)}
     setting = case.settings[-1]
     for section in ("train", "eval"):
         del mapping[section]["max_sequence_length"]  # a field of another model

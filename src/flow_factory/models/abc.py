@@ -140,6 +140,14 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         arguments = self.grid_arguments(num_steps, state, condition)
         return pipeline_grid(self.pipeline.scheduler, num_steps, device=self.device, **arguments)
 
+    def solver_grid(self, num_steps: int, state: LatentState, condition: Any) -> Grid:
+        """The evaluations of the pipeline's own scheduler (`solver: pipeline`), where they are not `sigma_grid`'s."""
+        return self.sigma_grid(num_steps, state, condition)
+
+    def initial_state(self, noise: LatentState, grid: Grid) -> LatentState:
+        """The state at the first point of the grid, from what `prepare_latents` drew."""
+        return noise
+
     def timestep_for_sigma(self, sigma: Tensor) -> Tensor:
         """The network's time input for a freely drawn sigma."""
         return 1000.0 * sigma
@@ -148,13 +156,21 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """What the network sees of a state (composed first frames, appended references)."""
         return state
 
-    def finalize_state(self, state: LatentState, condition: ConditionT) -> LatentState:
-        """The final latents as the decoder takes them."""
+    def finalize_state(self, state: LatentState, condition: ConditionT, grid: Grid) -> LatentState:
+        """The latents at the end of the grid as `decode_latents` takes them."""
         return state
 
     def scheduler_output(self, component: str, velocity: Tensor, state: Tensor, times: ComponentTimes) -> Tensor:
         """What the pipeline's scheduler takes as model output, from the toolkit's velocity (`solver: pipeline`)."""
         return velocity
+
+    def to_scheduler(self, scheduler: Any, x: Tensor, sigma: Tensor) -> Tensor:
+        """A state [B, ...] at sigma [B] in the coordinates of the pipeline's scheduler (`solver: pipeline`)."""
+        return x
+
+    def from_scheduler(self, scheduler: Any, x: Tensor, sigma: Tensor) -> Tensor:
+        """The inverse of `to_scheduler`."""
+        return x
 
     def guidance(self, guidance_scale: float, generation: Any = None) -> GuidanceSpec:
         """The guidance meant by `guidance_scale`.

@@ -97,7 +97,9 @@ def inference(
     """
     condition = self.prepare_condition_state(condition.to(self.device))
     state = self.prepare_latents(condition, initial_generators, height, width)
-    grid = self.sigma_grid(num_inference_steps, state, condition)
+    make_grid = self.solver_grid if solver == "pipeline" else self.sigma_grid
+    grid = make_grid(num_inference_steps, state, condition)
+    state = self.initial_state(state, grid)
     levels = _levels(noise_levels, grid, parse_dynamics(dynamics), solver)
     if compute_log_prob and not any(levels):
         raise InputError("log-probabilities need at least one stochastic step; all noise levels of this rollout are 0.")
@@ -127,7 +129,7 @@ def inference(
         state = walk.run(state, branch, len(steps))
     else:
         state = walk.run(state, 0, len(steps))
-    media = self.decode_latents(self.finalize_state(state, condition)) if decode else None
+    media = self.decode_latents(self.finalize_state(state, condition, grid)) if decode else None
     trajectory = Trajectory(grid, levels, walk.states, walk.log_probs, walk.means, walk.velocities)
     return RolloutOutput(trajectory, media, grid)
 
@@ -250,7 +252,9 @@ def _transition(
 def _levels(noise_levels: NoiseLevels | None, grid: Grid, dynamics: Dynamics, solver: str) -> tuple[float, ...]:
     """eta of each step, length T."""
     given = noise_levels(grid) if callable(noise_levels) else noise_levels
-    levels = (0.0,) * grid.length if given is None else tuple(float(eta) for eta in given)
+    levels = tuple(float(eta) for eta in given or ())
+    if not levels or (solver == "pipeline" and not any(levels)):  # whose grid may be longer than the dynamics'
+        levels = (0.0,) * grid.length
     if len(levels) != grid.length:
         raise InputError(f"{len(levels)} noise levels were given for a grid of {grid.length} steps.")
     if any(eta < 0 for eta in levels):

@@ -43,7 +43,9 @@ class PipelineSolver:
         for name, x in state.items():
             scheduler = self._schedulers[name]
             output = self._adapter.scheduler_output(name, velocity[name], x, times)
-            moved = scheduler.step(output, scheduler.timesteps[index], x, return_dict=False)[0]
+            sample = self._adapter.to_scheduler(scheduler, x, times[name].sigma)
+            sample = scheduler.step(output, scheduler.timesteps[index], sample, return_dict=False)[0]
+            moved = self._adapter.from_scheduler(scheduler, sample, times[name].sigma_next)
             mask = state.masks.get(name)
             stepped[name] = moved if mask is None else torch.where(mask, moved, x)
         return LatentState(stepped, state.masks)

@@ -14,6 +14,8 @@ _MODEL_SPEC_REGISTRY = Registry(
         "sd3-5": "flow_factory.hparams.models.sd3_5.SPEC",
         "qwen-image": "flow_factory.hparams.models.qwen_image.QWEN_IMAGE",
         "z-image": "flow_factory.hparams.models.z_image.SPEC",
+        "sd1-5": "flow_factory.hparams.models.stable_diffusion.SD1_5",
+        "sdxl": "flow_factory.hparams.models.stable_diffusion.SDXL",
         "flux1": "flow_factory.hparams.models.flux.FLUX1",
     },
     field="model.model_type",
