@@ -226,7 +226,9 @@ def check_threads() -> Iterator[Finding]:
 
     cores, threads = usable_cores(), torch.get_num_threads()
     setting = os.environ.get("OMP_NUM_THREADS")
-    found = f"{threads} torch threads on {cores} usable cores (OMP_NUM_THREADS {setting or 'not set'})"
+    found = (
+        f"{threads} torch thread{'s' * (threads != 1)} on {cores} usable cores (OMP_NUM_THREADS {setting or 'not set'})"
+    )
     if threads > cores:
         # Threads that spin on a core that is busy already make everything many times slower.
         yield Finding(Level.WARNING, "threads", found, f"export OMP_NUM_THREADS={cores}")

@@ -139,6 +139,10 @@ def _run(
     target: Path,
 ) -> None:
     import json
+    import os
+
+    if os.environ.get("RANK", "0") == "0":  # said at once: what follows imports torch and loads a model
+        typer.echo(f"weights: {opened.describe(variants)}")
 
     from flow_factory.checkpoints.atomic import atomic_write_text
     from flow_factory.cli.progress import counting
@@ -149,10 +153,10 @@ def _run(
     config = opened.config
     comm = setup.build_comm(setup.build_accelerator(config))
     processor = build_processor(config, comm)
-    say = typer.echo if comm.is_main else _silent
-    say(f"weights: {opened.describe(variants)}")
     if config.num_processes > 1 and comm.world_size == 1:
-        say("in one process; the results are those of several (torchrun --nproc_per_node N -m flow_factory eval)")
+        typer.echo(
+            "in one process; the results are those of several (torchrun --nproc_per_node N -m flow_factory eval)"
+        )
     plan = BenchmarkPlan(tuple(datasets), samples_per_prompt, seed, variants)
     try:
         model = build_inference_model(config, comm, opened.trained, variants)
@@ -178,10 +182,6 @@ def _run(
     _print_tables(record["datasets"], variants)
     typer.echo(f"intervals: {METHOD}")
     typer.echo(f"wrote {target}")
-
-
-def _silent(text: str) -> None:
-    """What ranks other than 0 say."""
 
 
 def _count(config: Arguments, plan: Any) -> int:

@@ -84,6 +84,7 @@ def sample(
 
 
 def _run(opened: Source, choices: list[PromptChoice], variants: list[Variant], seed: int, target: Path) -> None:
+    typer.echo(f"weights: {opened.describe(variants)}")  # at once: what follows imports torch and loads a model
     from flow_factory.checkpoints.atomic import atomic_folder
     from flow_factory.cli.progress import counting
     from flow_factory.trainers import setup
@@ -92,7 +93,6 @@ def _run(opened: Source, choices: list[PromptChoice], variants: list[Variant], s
 
     config = opened.config
     check_makes_pictures(config)
-    typer.echo(f"weights: {opened.describe(variants)}")
     comm = setup.build_comm(setup.build_accelerator(config))
     model = build_inference_model(config, comm, opened.trained, variants)
     with counting("sample", len(choices) * len(variants)) as advance:
