@@ -15,7 +15,7 @@ from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.prefix import SharedPrefix
 from flow_factory.rewards.buffer import RewardBuffer
 from flow_factory.samples import BaseSample, Grid, NoiseKey, Purpose
-from flow_factory.scheduler.windows import resolve_candidates, select_window
+from flow_factory.scheduler.windows import Candidates, resolve_candidates, select_window
 
 STORAGE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -86,7 +86,7 @@ def cycle_window(arguments: SchedulerArguments, steps: SDESteps, seed: int, cycl
     if arguments.dynamics_type == "ODE":
         return ()
     return select_window(
-        steps.candidates,
+        Candidates(steps.candidates, steps.exceeding),
         arguments.num_sde_steps,
         arguments.sde_window,
         seed=seed,
