@@ -30,7 +30,9 @@ _SHORT = {
         "train.gradient_step_per_epoch=1",
         "eval.num_inference_steps=1",
         "data.datasets[0].eval.max_dataset_size=4",
-    ]
+    ],
+    "train on stored examples": ["train.max_steps=2", "train.per_device_batch_size=1", "eval.eval_freq=0"],
+    "data make-preferences": ["--limit=8"],
 }
 
 
@@ -75,11 +77,32 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("examples", "scripts", "guidance"):
         if (ROOT / name).exists():
             (tmp_path / name).symlink_to(ROOT / name)
+    _write_own_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "120")
     return tmp_path
+
+
+def _write_own_data(folder: Path) -> None:
+    """What a reader of guidance/datasets.md has: captioned pictures, and a table of pairs."""
+    import io
+
+    import pyarrow
+    import pyarrow.parquet
+    from PIL import Image
+
+    (folder / "my_pictures").mkdir()
+    pictures = []
+    for shade in (0, 120, 240):
+        Image.new("RGB", (64, 64), (shade, 40, 40)).save(folder / "my_pictures" / f"{shade}.png")
+        (folder / "my_pictures" / f"{shade}.txt").write_text(f"a shade of red, {shade}")
+        buffer = io.BytesIO()
+        Image.new("RGB", (64, 64), (shade, 0, 0)).save(buffer, "JPEG")
+        pictures.append(buffer.getvalue())
+    table = {"caption": ["red", "dark red", "a tie"], "jpg_0": pictures, "jpg_1": pictures[::-1]}
+    pyarrow.parquet.write_table(pyarrow.table({**table, "label_0": [0.0, 1.0, 0.5]}), folder / "pairs.parquet")
 
 
 def run_command(command: str, place: str) -> None:
@@ -91,7 +114,9 @@ def run_command(command: str, place: str) -> None:
     assert words[0] == "flow-factory", f"{place}: no test knows how to run {command!r}"
     arguments = words[1:]
     if arguments[0] == "train":
-        arguments += _SHORT["train"]
+        stored = any(f"/{name}/" in arguments[1] for name in ("sft", "offline_dpo"))
+        arguments += _SHORT["train on stored examples" if stored else "train"]
+    arguments += _SHORT.get(" ".join(arguments[:2]), [])
     old, sys.argv = sys.argv, ["flow-factory", *arguments]
     try:
         code = main()
