@@ -20,7 +20,9 @@ from flow_factory.errors import InputError, RunError
 from flow_factory.samples.statistics import PICTURE_STATISTICS, group_diversity, picture_statistics, thumbnails
 from flow_factory.tracking.metrics import read_metrics
 from flow_factory.trainers import monitoring
+from flow_factory.trainers.abc import BaseTrainer
 from flow_factory.trainers.monitoring import GroupTable, measure_dataset, measure_groups
+from flow_factory.trainers.registry import _TRAINER_REGISTRY, get_trainer_class
 from flow_factory.trainers.state import run_state
 from tests.trainers.monitor_cases import SPLITS, WEIGHTS, make_cycle, measure
 from tests.trainers.support import assert_same_tree, make_config, make_trainer
@@ -121,6 +123,17 @@ def test_cycles_and_evaluations_are_measured(tiny_sd3_dir: Path, tmp_path: Path)
         names = {name for name in row if "/" in name}
         assert names == {f"toy/monitor/{name}" for name in PICTURE_STATISTICS}
     assert not any("monitor" in name for row in rows(tmp_path, "eval") for name in row)
+
+
+def test_a_decoupled_trainer_is_measured_too(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    make_trainer(tiny_sd3_dir, tmp_path, {"train.trainer_type": "nft", "train.max_epochs": 1}).start()
+    (row,) = rows(tmp_path, "cycle")
+    assert {f"monitor/{name}" for name in ALL} <= row.keys()
+
+
+@pytest.mark.parametrize("key", _TRAINER_REGISTRY.keys())
+def test_no_trainer_leaves_the_cycle_in_which_it_is_measured(key: str) -> None:
+    assert get_trainer_class(key)._run_training_step is BaseTrainer._run_training_step
 
 
 def test_the_monitor_can_be_switched_off_and_on_again(tiny_sd3_dir: Path, tmp_path: Path) -> None:
