@@ -350,6 +350,12 @@ def describe_run(
             f"steps: {steps.grid.length} ({scheduler.dynamics_type}, noise {scheduler.noise_level}); {count} "
             f"stochastic per cycle ({scheduler.sde_window}) of {list(steps.candidates)}"
         )
+        if scheduler.outside_solver != "euler":
+            share = scheduler.after_window_fraction
+            taken = "" if share == 1 else f", {share:g} of the steps after the last stochastic one"
+            lines.append(f"deterministic steps: {scheduler.outside_solver}{taken}")
+        if getattr(config.training_args, "share_initial_noise", False):
+            lines.append("initial noise: one per group; steps before the first stochastic one once per prompt")
     if comm.is_main:
         atomic_write_json(run_dir / "resolved.json", resolved)
     return lines
