@@ -16,8 +16,8 @@ from flow_factory.tracking.report.series import (
     evenly,
     exponential_mean,
     extract,
+    kept_points,
     running_mean,
-    thin,
     with_spread,
 )
 
@@ -156,7 +156,7 @@ def test_thinning_keeps_the_outline() -> None:
     y = [generator.gauss(0, 1) for _ in range(10_000)]
     y[1234], y[7000], y[4321] = 99.0, -99.0, math.nan
     whole = Series(tuple(range(10_000)), tuple(y), tuple(v - 1 for v in y), tuple(v + 1 for v in y), total=10_000)
-    thinned = thin(whole, 500)
+    thinned = whole.take(kept_points(whole, 500))
     assert len(thinned) <= 503 and thinned.thinned and thinned.total == 10_000
     assert thinned.x[0] == 0 and thinned.x[-1] == 9_999 and list(thinned.x) == sorted(set(thinned.x))
     assert {1234, 4321, 7000} <= set(thinned.x)
@@ -169,13 +169,15 @@ def test_thinning_keeps_the_outline() -> None:
         true = [v for v in y[start : start + 1000] if v == v]
         assert max(inside) == max(true) and min(inside) == min(true)
     short = series(1.0, 2.0)
-    assert thin(short, 500) is short and not short.thinned
+    assert kept_points(short, 500) == [0, 1] and not short.take([0, 1]).thinned
     nothing = Series(tuple(range(2000)), (math.nan,) * 2000, total=2000)
-    assert len(thin(nothing, 500)) <= 500
+    assert len(kept_points(nothing, 500)) <= 500
 
 
 def test_means() -> None:
-    assert running_mean([1.0, 2.0, 6.0, math.nan], 3) == (1.5, 3.0, 4.0, 6.0)
+    assert running_mean([1.0, 2.0, 6.0, math.nan], 3, [0, 1, 2, 3]) == (1.5, 3.0, 4.0, 6.0)
+    assert running_mean([1e20, 0.5, 1.5, 2.5], 3, [3, 0]) == (2.0, 5e19), "a spike spoils nothing beyond its window"
+    assert running_mean([1.5e308, 1.5e308], 3, [0]) == (1.5e308,)
     assert exponential_mean([1.0, 2.0, math.nan, 2.0], 0.5) == (1.0, 1.5, 1.5, 1.75)
 
 

@@ -153,7 +153,7 @@ def test_long_runs_are_thinned_and_say_so(tmp_path: Path) -> None:
     (line,) = page.chart("Gradient norm")["lines"]
     assert len(line["x"]) <= POINT_LIMIT and line["points"] == 10_006
     assert line["y"][line["x"].index(5000)] == 1000.0, "a single spike is not lost"
-    assert "of 10,006 points are drawn" in page.words
+    assert "of 10,006 points are drawn" in page.words and "The strong line is the mean over 251 points" in page.words
     images = page.images()
     assert len(images) == GRID_LIMIT and f"{GRID_LIMIT} of 60 sheets are shown" in page.words
     assert images[0][1] == (folder / "samples/toy/cycle-000000.png").read_bytes()

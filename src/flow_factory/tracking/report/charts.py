@@ -15,7 +15,7 @@ from html import escape
 from flow_factory.tracking.report.series import Series
 
 WIDTH, HEIGHT = 560, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 38
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 22, 12, 38
 COLOURS = 8
 DASHES = 4
 # Series up to this length show their points.
@@ -33,6 +33,7 @@ class Line:
         colour: Number of its colour.
         dash: Number of its dash pattern; 0 is a solid line.
         smooth: A smoothed course to draw over the points, one value per point; the points step back then.
+        window: Points that a value of `smooth` is the mean of, if it is a running mean.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Line:
     colour: int = 0
     dash: int = 0
     smooth: tuple[float, ...] = ()
+    window: int = 0
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:

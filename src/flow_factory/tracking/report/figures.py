@@ -19,16 +19,16 @@ from flow_factory.tracking.report.series import (
     exponential_mean,
     extract,
     is_number,
+    kept_points,
     running_mean,
-    thin,
     with_spread,
 )
 
 # "<dataset>/" stands before what belongs to one of several datasets.
 _REWARD_MEAN = re.compile(r"^(?:(?P<source>.+?)/)?reward/(?P<name>.+)/mean$")
 _REWARD_STATISTIC = re.compile(r"^(?:.+?/)?reward/.+/(mean|std|min|max)$")
-_SMOOTH_FROM = 12  # cycles from which a smoothed course helps the eye
-_BOOKKEEPING = ("kind", "cycle", "step", "time")
+# Points from which a smoothed course helps the eye: of rewards, which differ from cycle to cycle, and of anything.
+_SMOOTH_REWARD_FROM, _SMOOTH_FROM = 12, 200
 _MONITOR = "monitor/"
 _SECONDS = "seconds/"
 
@@ -69,14 +69,15 @@ class Figure:
 
     @property
     def note(self) -> str:
-        """That points were left out, if they were."""
-        thinned = [line.series for line in self.lines if line.series.thinned]
-        if not thinned:
-            return ""
-        longest = max(thinned, key=lambda series: series.total)
-        return (
-            f"{len(longest):,} of {longest.total:,} points are drawn; the highest and lowest of each stretch are kept."
-        )
+        """What was done to the points."""
+        notes = []
+        if window := max((line.window for line in self.lines), default=0):
+            notes.append(f"The strong line is the mean over {window} points.")
+        if thinned := [line.series for line in self.lines if line.series.thinned]:
+            longest = max(thinned, key=lambda series: series.total)
+            drawn = f"{len(longest):,} of {longest.total:,} points are drawn"
+            notes.append(f"{drawn}; the highest and the lowest of each stretch are kept.")
+        return " ".join(notes)
 
     def data(self) -> dict[str, Any]:
         """What is drawn, as numbers; NaN and infinities as in `metrics.jsonl`."""
@@ -114,14 +115,19 @@ def _figure(
     axis: str = "cycle",
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    thinned = tuple(
-        # A smoothed course belongs to all points.
-        line if len(line.series) <= len(thin(line.series)) else replace(line, series=thin(line.series), smooth=())
-        for line in lines
-        if len(line.series)
-    )
+    drawn = tuple(_drawn(line) for line in lines if len(line.series))
     label = "cycle" if axis == "cycle" else "optimizer step"
-    return Figure("", section, title, about, label, thinned, limits)
+    return Figure("", section, title, about, label, drawn, limits)
+
+
+def _drawn(line: Line, since: int = _SMOOTH_FROM) -> Line:
+    """A curve as it is drawn: thinned if it is long, with a smoothed course from `since` points on."""
+    count, kept = len(line.series), kept_points(line.series)
+    smooth, window = tuple(line.smooth[i] for i in kept if line.smooth), line.window
+    if count >= since and not line.smooth:
+        window = max(3, count // (12 if count < _SMOOTH_FROM else 40)) | 1
+        smooth = running_mean(line.series.y, window, kept)
+    return replace(line, series=line.series.take(kept), smooth=smooth, window=window)
 
 
 def _per_run(runs: Sequence[RunRecord], make: Callable[[RunRecord], Series], name: str = "") -> list[Line]:
@@ -133,13 +139,7 @@ def _per_run(runs: Sequence[RunRecord], make: Callable[[RunRecord], Series], nam
 
 def _keys(runs: Sequence[RunRecord], kind: str) -> list[str]:
     """All metrics of a kind of rows, in the order of their first appearance."""
-    found: dict[str, None] = {}
-    for run in runs:
-        for row in run.of_kind(kind):
-            for key, value in row.items():
-                if is_number(value) and key not in _BOOKKEEPING:
-                    found.setdefault(key)
-    return list(found)
+    return list(dict.fromkeys(key for run in runs for key in run.numbers_of(kind)))
 
 
 # ------------------------------------------------------------------------------------------------------- sections
@@ -171,7 +171,12 @@ def _total_figure(runs: Sequence[RunRecord], prefix: str, label: str) -> Figure:
         "Weighted sum of the rewards, mean over the cycle's samples. The band is one standard deviation within a group "
         "(the pictures of one prompt) to each side."
     )
-    return _figure("reward", f"{label}reward" if label else "Reward", about, _smoothed(_per_run(runs, total, "reward")))
+    return _figure(
+        "reward",
+        f"{label}reward" if label else "Reward",
+        about,
+        _rewards(_per_run(runs, total, "reward")),
+    )
 
 
 def _one_reward_figure(
@@ -188,7 +193,7 @@ def _one_reward_figure(
     spread = "lowest to highest score" if edges else "one standard deviation over all samples to each side"
     about = f"Mean score of the cycle's samples, before weighting; the band is {spread}."
     title = f"{label}{readable(name).lower()}" if label else readable(name)
-    return _figure("reward", title, about, _smoothed(_per_run(runs, one, name)))
+    return _figure("reward", title, about, _rewards(_per_run(runs, one, name)))
 
 
 def _edges(keys: Sequence[str], reward: str) -> tuple[str, str] | None:
@@ -196,14 +201,8 @@ def _edges(keys: Sequence[str], reward: str) -> tuple[str, str] | None:
     return (low, high) if low in keys and high in keys else None
 
 
-def _smoothed(lines: Sequence[Line]) -> list[Line]:
-    """Adds a smoothed course where there are enough points for one."""
-    result = []
-    for line in lines:
-        window = max(3, len(line.series) // 12) | 1
-        long = len(line.series) >= _SMOOTH_FROM
-        result.append(replace(line, smooth=running_mean(line.series.y, window)) if long else line)
-    return result
+def _rewards(lines: Iterable[Line]) -> list[Line]:
+    return [_drawn(line, _SMOOTH_REWARD_FROM) for line in lines]
 
 
 def _equal_columns(run: RunRecord, prefix: str, one: str, other: str) -> bool:

@@ -13,12 +13,14 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from flow_factory.checkpoints import values
 from flow_factory.checkpoints.manifest import list_checkpoints
 from flow_factory.errors import InputError
+from flow_factory.tracking.report.series import is_number
 from flow_factory.tracking.run_folder import CHECKPOINTS, CONFIG, METRICS, OVERRIDES, RESULT, SAMPLES, is_in_use
 
 Status = Literal["finished", "running", "interrupted", "failed", "unfinished"]
@@ -30,6 +32,7 @@ _RESOLVED = "resolved.json"
 _FIRST_PICTURES = "first.safetensors"
 _HEADER_LIMIT = 16 * 2**20
 _SHOWN_BAD_LINES = 3
+_BOOKKEEPING = frozenset({"kind", "cycle", "step", "time"})
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class GridFile:
 
 @dataclass
 class RunRecord:
-    """What could be read of a run.
+    """What could be read of a run; its rows are not changed once one of them has been asked for.
 
     Attributes:
         folder: The run folder.
@@ -85,12 +88,33 @@ class RunRecord:
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """The rows of one kind."""
-        return [row for row in self.rows if row["kind"] == kind]
+        return self._by_kind.get(kind, [])
+
+    def numbers_of(self, kind: str) -> list[str]:
+        """Names of the metrics that are numbers somewhere in the rows of a kind, in the order of their appearance."""
+        if kind not in self._numbers:
+            found: dict[str, None] = {}
+            for row in self.of_kind(kind):
+                if not row.keys() <= found.keys() | _BOOKKEEPING:  # most rows bring nothing new
+                    found |= {key: None for key, value in row.items() if key not in _BOOKKEEPING and is_number(value)}
+            self._numbers[kind] = list(found)
+        return self._numbers[kind]
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[dict[str, Any]]]:
+        by_kind: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            by_kind.setdefault(row["kind"], []).append(row)
+        return by_kind
+
+    @cached_property
+    def _numbers(self) -> dict[str, list[str]]:
+        return {}
 
     @property
     def cycles(self) -> int:
         """Finished cycles."""
-        return max((row["cycle"] for row in self.rows if row["kind"] == "cycle"), default=0)
+        return max((row["cycle"] for row in self.of_kind("cycle")), default=0)
 
     def setting(self, dotted: str, default: Any = None) -> Any:
         """A value of the configuration, such as `train.trainer_type`."""

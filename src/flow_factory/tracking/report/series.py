@@ -37,6 +37,14 @@ class Series:
         """Whether points were left out."""
         return self.total > len(self.x)
 
+    def take(self, kept: Sequence[int]) -> Series:
+        """The points at these indices; the total stays."""
+
+        def of(column: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(column[i] for i in kept) if column else ()
+
+        return Series(of(self.x), of(self.y), of(self.low), of(self.high), total=self.total)
+
     def finite(self) -> list[float]:
         """The values that are numbers."""
         return [value for value in self.y if math.isfinite(value)]
@@ -95,8 +103,8 @@ def with_spread(mean: Series, spread: Series) -> Series:
     )
 
 
-def thin(series: Series, limit: int = POINT_LIMIT) -> Series:
-    """Leaves points out of a long series and keeps its outline.
+def kept_points(series: Series, limit: int = POINT_LIMIT) -> list[int]:
+    """Which points of a long series to draw so that it keeps its outline.
 
     The points are cut into runs of equal length; of each the lowest and the highest value stay, so no spike is lost and
     every point that stays is one of the run's own. The first and the last point stay, and so does everything that is
@@ -104,11 +112,14 @@ def thin(series: Series, limit: int = POINT_LIMIT) -> Series:
 
     Args:
         series: Any series.
-        limit: Points wanted, at least 4; up to that many the series comes back as it is.
+        limit: Points wanted, at least 4; up to that many all of them stay.
+
+    Returns:
+        Ascending indices; a few more than `limit` where values are not numbers.
     """
     count = len(series)
     if count <= limit:
-        return series
+        return list(range(count))
     buckets = max(1, limit // 2 - 1)
     keep = {0, count - 1} | {i for i, value in enumerate(series.y) if not math.isfinite(value)}
     if len(keep) > limit:  # a series of NaN is as telling with fewer of them
@@ -118,26 +129,22 @@ def thin(series: Series, limit: int = POINT_LIMIT) -> Series:
         inside = [i for i in range(start, end) if math.isfinite(series.y[i])]
         if inside:
             keep |= {min(inside, key=series.y.__getitem__), max(inside, key=series.y.__getitem__)}
-    kept = sorted(keep)
-
-    def of(column: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(column[i] for i in kept) if column else ()
-
-    return Series(of(series.x), of(series.y), of(series.low), of(series.high), total=series.total)
+    return sorted(keep)
 
 
-def running_mean(y: Sequence[float], window: int) -> tuple[float, ...]:
+def running_mean(y: Sequence[float], window: int, at: Sequence[int]) -> tuple[float, ...]:
     """Mean over a centred window that is cut off at the ends; values that are not numbers are left out.
 
     Args:
         y: Values.
         window: Odd length of the window.
+        at: Indices at which the mean is wanted. Each is a sum of its own: with running sums, one value of 1e20 would
+            leave nothing of those after it.
     """
-    half = window // 2
-    means = []
-    for i in range(len(y)):
+    half, means = window // 2, []
+    for i in at:
         inside = [v for v in y[max(0, i - half) : i + half + 1] if math.isfinite(v)]
-        means.append(math.fsum(inside) / len(inside) if inside else math.nan)
+        means.append(math.fsum(v / len(inside) for v in inside) if inside else math.nan)
     return tuple(means)
 
 
