@@ -20,8 +20,8 @@ class GuidanceSpec:
         scale: Guidance weight w of "Classifier-Free Diffusion Guidance" (Ho and Salimans, arXiv 2207.12598) as the
             diffusers pipelines count it: 1 is the positive prediction alone. Guidance is active when scale > 1.
         sigma_window: (low, high), inclusive: guide only where sigma lies inside; None = everywhere.
-        step_window: (low, high) fractions of the grid: guide only steps with low <= index / T < high; None = all. Off
-            the grid (sigma drawn freely) the window does not apply.
+        step_window: (low, high) fractions of the grid: guide only steps that lie inside, low <= index / T and
+            (index + 1) / T <= high; None = all. Off the grid (sigma drawn freely) the window does not apply.
         rescale: phi of "Common Diffusion Noise Schedules and Sample Steps are Flawed" (Lin et al., arXiv 2305.08891,
             equation 16): share of the guided prediction rescaled to the positive prediction's std; 0 = off.
         embedded: The scale that a guidance-distilled network takes as an input of its own; None where it takes none.
@@ -50,8 +50,8 @@ class GuidanceSpec:
         if self.sigma_window is not None:
             guided &= (sigma >= self.sigma_window[0]) & (sigma <= self.sigma_window[1])
         if self.step_window is not None and times.index is not None and times.length is not None:
-            fraction = times.index / times.length
-            guided &= (fraction >= self.step_window[0]) & (fraction < self.step_window[1])
+            start, end = times.index.double() / times.length, (times.index + 1).double() / times.length
+            guided &= (start >= self.step_window[0]) & (end <= self.step_window[1])
         return guided
 
     def active(self, times: ComponentTimes) -> bool:

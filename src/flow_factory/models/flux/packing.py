@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 from torch import Tensor
+
+from flow_factory.models.conditions import PromptCondition
+from flow_factory.models.text_to_image import TextToImageAdapter
+from flow_factory.samples import LatentState
 
 
 def pack(latents: Tensor) -> Tensor:
@@ -14,3 +21,21 @@ def pack(latents: Tensor) -> Tensor:
 def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     """The inverse of `pack`; height and width in latents."""
     return FluxPipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
+
+
+class PackedLatentsAdapter(TextToImageAdapter):
+    """For pipelines that keep their latents packed. The state here is unpacked, so that its shape tells the size."""
+
+    @property
+    def latent_channels(self) -> int:
+        return self.pipeline.transformer.config.in_channels // 4
+
+    def prepare_latents(
+        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
+    ) -> LatentState:
+        packed = self.pipeline.prepare_latents(
+            len(generators), self.latent_channels, height, width, torch.float32, self.device, list(generators)
+        )
+        packed = packed[0] if isinstance(packed, tuple) else packed  # some return the tokens' positions as well
+        factor = self.pipeline.vae_scale_factor
+        return LatentState.single(unpack(packed, height // factor, width // factor))

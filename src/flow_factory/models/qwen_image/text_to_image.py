@@ -14,9 +14,8 @@ import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 from torch import Tensor
 
-from flow_factory.models.abc import BaseAdapter
-from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded, negative_texts
-from flow_factory.models.flux.packing import pack, unpack
+from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded
+from flow_factory.models.flux.packing import PackedLatentsAdapter, pack, unpack
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
 from flow_factory.models.images import posterior_latents, to_bytes, to_pixels
 from flow_factory.models.latent_statistics import destandardise, standardise
@@ -26,10 +25,8 @@ from flow_factory.samples import ComponentTimes, LatentState
 _BUCKET = 64  # tokens
 
 
-class QwenImageAdapter(BaseAdapter[PromptCondition]):
+class QwenImageAdapter(PackedLatentsAdapter):
     """Text to image; `guidance_scale` is what the pipeline calls `true_cfg_scale`."""
-
-    condition_class = PromptCondition
 
     def load_pipeline(self) -> QwenImagePipeline:
         return self.load_diffusers(QwenImagePipeline)
@@ -37,39 +34,16 @@ class QwenImageAdapter(BaseAdapter[PromptCondition]):
     def guidance(self, guidance_scale: float, generation: Any = None) -> GuidanceSpec:
         return GuidanceSpec(scale=guidance_scale, keep_token_norm=True)
 
-    @torch.no_grad()
-    def encode_prompt(
-        self,
-        prompts: Sequence[str],
-        negative_prompts: Sequence[str | None] | None = None,
-        need_negative: bool = False,
-        generation: Any = None,
-    ) -> PromptCondition:
-        length = (generation or self.config.train_generation).max_sequence_length
-        negatives = negative_texts(negative_prompts, len(prompts)) if need_negative else None
-        condition = PromptCondition.of(
-            self._encode(list(prompts), length), None if negatives is None else self._encode(negatives, length)
+    def encode_texts(self, texts: list[str], generation: Any) -> Prompts:
+        embeds, mask = self.pipeline.encode_prompt(
+            prompt=texts, device=self.device, max_sequence_length=generation.max_sequence_length
         )
-        return self.collate_conditions([condition])
-
-    def _encode(self, texts: list[str], length: int) -> Prompts:
-        embeds, mask = self.pipeline.encode_prompt(prompt=texts, device=self.device, max_sequence_length=length)
         if mask is None:  # the pipeline's way to say that nothing is padded
             mask = torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device)
         return Prompts(embeds, mask=mask)
 
     def collate_conditions(self, conditions: Sequence[PromptCondition]) -> PromptCondition:
         return collate_padded(conditions, _BUCKET)
-
-    def prepare_latents(
-        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
-    ) -> LatentState:
-        channels = self.pipeline.transformer.config.in_channels // 4
-        packed = self.pipeline.prepare_latents(
-            len(generators), channels, height, width, torch.float32, self.device, list(generators)
-        )
-        factor = self.pipeline.vae_scale_factor
-        return LatentState.single(unpack(packed, height // factor, width // factor))
 
     def grid_arguments(self, num_steps: int, state: LatentState, condition: PromptCondition) -> dict[str, Any]:
         height, width = state.only.shape[-2:]

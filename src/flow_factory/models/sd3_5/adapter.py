@@ -15,18 +15,14 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import (
 )
 from torch import Tensor
 
-from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.conditions import PromptCondition, Prompts, negative_texts
 from flow_factory.models.guidance import GuidanceSpec, guide_together
-from flow_factory.models.images import decode_images, encode_images
-from flow_factory.samples import ComponentTimes, LatentState, T2ISample
+from flow_factory.models.text_to_image import TextToImageAdapter
+from flow_factory.samples import ComponentTimes, LatentState
 
 
-class SD3_5Adapter(BaseAdapter[PromptCondition]):
+class SD3_5Adapter(TextToImageAdapter):
     """Text to image; latents [B, C, H / f, W / f] with the VAE's factor f; guidance batched in one forward."""
-
-    sample_class = T2ISample
-    condition_class = PromptCondition
 
     def load_pipeline(self) -> StableDiffusion3Pipeline:
         return self.load_diffusers(StableDiffusion3Pipeline)
@@ -50,15 +46,6 @@ class SD3_5Adapter(BaseAdapter[PromptCondition]):
         )
         negative = Prompts(negative_embeds, negative_pooled) if need_negative else None
         return PromptCondition.of(Prompts(embeds, pooled), negative)
-
-    def prepare_latents(
-        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
-    ) -> LatentState:
-        channels = self.pipeline.transformer.config.in_channels
-        latents = self.pipeline.prepare_latents(
-            len(generators), channels, height, width, torch.float32, self.device, list(generators)
-        )
-        return LatentState.single(latents)
 
     def grid_arguments(self, num_steps: int, state: LatentState, condition: PromptCondition) -> dict[str, Any]:
         scheduler = self.pipeline.scheduler.config
@@ -102,13 +89,3 @@ class SD3_5Adapter(BaseAdapter[PromptCondition]):
         (`attn2`) of SD3.5-medium; `lora_A` and `lora_B` are read, and without an `.alpha` the scale is 1.
         """
         return dict(state)
-
-    @torch.no_grad()
-    def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:
-        return decode_images(self.pipeline, state.only)
-
-    @torch.no_grad()
-    def encode_output_state(
-        self, media: Sequence[Tensor], generators: Sequence[torch.Generator] | None = None
-    ) -> LatentState:
-        return LatentState.single(encode_images(self.pipeline, media, generators, self.device))

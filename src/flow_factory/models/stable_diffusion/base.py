@@ -11,22 +11,19 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from flow_factory.errors import InputError
-from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.models.guidance import GuidanceSpec, guide_together
-from flow_factory.models.images import decode_images, encode_images
 from flow_factory.models.stable_diffusion import coordinates as flow
+from flow_factory.models.text_to_image import TextToImageAdapter
 from flow_factory.samples import ComponentTimes, Grid, LatentState
 
 
-class StableDiffusionAdapter(BaseAdapter[PromptCondition]):
+class StableDiffusionAdapter(TextToImageAdapter):
     """Text to image with a U-Net; latents [B, C, H / f, W / f]; guidance batched in one forward.
 
     The grid does not run from 1 to 0: it starts near 0.93 with the first timestep and ends where the scheduler's last
     step does (0.028 for the published checkpoints, whose schedulers do not set the last alpha to one).
     """
-
-    condition_class = PromptCondition
 
     @abstractmethod
     def added_conditions(self, latents: Tensor, prompts: Prompts) -> dict[str, Tensor] | None:
@@ -123,13 +120,3 @@ class StableDiffusionAdapter(BaseAdapter[PromptCondition]):
                 f"v_prediction."
             )
         return kind
-
-    @torch.no_grad()
-    def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:
-        return decode_images(self.pipeline, state.only)
-
-    @torch.no_grad()
-    def encode_output_state(
-        self, media: Sequence[Tensor], generators: Sequence[torch.Generator] | None = None
-    ) -> LatentState:
-        return LatentState.single(encode_images(self.pipeline, media, generators, self.device))

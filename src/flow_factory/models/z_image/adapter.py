@@ -15,18 +15,15 @@ from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline, get_def
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from flow_factory.models.abc import BaseAdapter
-from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded, negative_texts
+from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded
 from flow_factory.models.guidance import GuidanceSpec, guide_together
-from flow_factory.models.images import decode_images, encode_images
 from flow_factory.models.shifted_grid import token_shift
+from flow_factory.models.text_to_image import TextToImageAdapter
 from flow_factory.samples import ComponentTimes, LatentState
 
 
-class ZImageAdapter(BaseAdapter[PromptCondition]):
+class ZImageAdapter(TextToImageAdapter):
     """Text to image; latents [B, C, H / f, W / f]; guidance batched in one forward."""
-
-    condition_class = PromptCondition
 
     def load_pipeline(self) -> ZImagePipeline:
         return self.load_diffusers(ZImagePipeline)
@@ -37,36 +34,18 @@ class ZImageAdapter(BaseAdapter[PromptCondition]):
         window = (1.0 - fields.cfg_truncation, 1.0) if fields.cfg_truncation < 1.0 else None
         return GuidanceSpec(scale=1.0 + guidance_scale, sigma_window=window, norm_limit=fields.cfg_normalization)
 
-    @torch.no_grad()
-    def encode_prompt(
-        self,
-        prompts: Sequence[str],
-        negative_prompts: Sequence[str | None] | None = None,
-        need_negative: bool = False,
-        generation: Any = None,
-    ) -> PromptCondition:
-        # The pipeline writes the chat template into the lists it is given: these are copies.
-        positive, negative = self.pipeline.encode_prompt(
-            prompt=list(prompts),
-            negative_prompt=negative_texts(negative_prompts, len(prompts)),
-            do_classifier_free_guidance=need_negative,
+    def encode_texts(self, texts: list[str], generation: Any) -> Prompts:
+        # The pipeline writes its chat template into the list it is given: this one is a copy.
+        embeds, _ = self.pipeline.encode_prompt(
+            prompt=texts,
             device=self.device,
-            max_sequence_length=(generation or self.config.train_generation).max_sequence_length,
+            do_classifier_free_guidance=False,
+            max_sequence_length=generation.max_sequence_length,
         )
-        return PromptCondition.of(_padded(positive), _padded(negative) if need_negative else None)
+        return _padded(embeds)
 
     def collate_conditions(self, conditions: Sequence[PromptCondition]) -> PromptCondition:
         return collate_padded(conditions)
-
-    def prepare_latents(
-        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
-    ) -> LatentState:
-        channels = self.pipeline.transformer.in_channels
-        return LatentState.single(
-            self.pipeline.prepare_latents(
-                len(generators), channels, height, width, torch.float32, self.device, list(generators)
-            )
-        )
 
     def grid_arguments(self, num_steps: int, state: LatentState, condition: PromptCondition) -> dict[str, Any]:
         height, width = state.only.shape[-2:]
@@ -86,16 +65,6 @@ class ZImageAdapter(BaseAdapter[PromptCondition]):
         frames = self.network_input("transformer", latents).unsqueeze(2)
         output = self.network("transformer")(list(frames), timestep, texts, return_dict=False)[0]
         return -torch.stack([row.float() for row in output]).squeeze(2)
-
-    @torch.no_grad()
-    def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:
-        return decode_images(self.pipeline, state.only)
-
-    @torch.no_grad()
-    def encode_output_state(
-        self, media: Sequence[Tensor], generators: Sequence[torch.Generator] | None = None
-    ) -> LatentState:
-        return LatentState.single(encode_images(self.pipeline, media, generators, self.device))
 
 
 def _padded(texts: Sequence[Tensor]) -> Prompts:
