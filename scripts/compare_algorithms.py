@@ -28,8 +28,8 @@ from typing import Any
 EXAMPLES = "examples/{name}/lora/sd3_5/tiny.yaml"
 TRIALS = Path(__file__).with_name("algorithm_trials.json")
 ALGORITHMS = ("grpo", "grpo-guard", "dppo", "nft", "awm", "dpo", "dgpo", "crd")
-BUDGET = 36_000
-SEARCH_BUDGET = 18_000
+BUDGET = 24_000
+SEARCH_BUDGET = 12_000
 PANEL = ["data.datasets[0].eval.split=panel", "eval.seed=20261129"]
 POINTS = 6
 """Evaluations of a run after the first."""
