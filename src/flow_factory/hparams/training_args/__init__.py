@@ -3,7 +3,7 @@
 from flow_factory.hparams.training_args._base import TrainingArguments
 from flow_factory.hparams.training_args._common import CommonTrainingArguments
 from flow_factory.hparams.training_args._coupled import CoupledTrainingArguments
-from flow_factory.hparams.training_args._decoupled import DecoupledTrainingArguments
+from flow_factory.hparams.training_args._decoupled import DecoupledTrainingArguments, MatchingTrainingArguments
 from flow_factory.hparams.training_args._offline import OfflineFlowMatchingTrainingArguments
 from flow_factory.hparams.training_args._registry import (
     get_training_args_class,
@@ -32,6 +32,7 @@ __all__ = [
     "DecoupledTrainingArguments",
     "GRPOGuardTrainingArguments",
     "GRPOTrainingArguments",
+    "MatchingTrainingArguments",
     "NFTTrainingArguments",
     "OfflineDPOTrainingArguments",
     "OfflineFlowMatchingTrainingArguments",

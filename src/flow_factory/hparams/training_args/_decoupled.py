@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flow_factory.hparams.scheduler_args import SchedulerArguments
 from flow_factory.hparams.training_args._base import TrainingArguments
@@ -37,9 +37,11 @@ class DecoupledTrainingArguments(TrainingArguments):
 
     advantage_aggregation: str = option(
         "gdpo",
-        "How several rewards become one advantage: sum (weighted sum, then group mean and std), gdpo (each reward "
-        "normalised in its group first), a registered estimator, or a dotted path to a function.",
+        "The advantage estimator. sum: weighted sum of the rewards, then group mean and std; gdpo: each reward "
+        "normalised in its group first; rloo, best_of, rank, reinforce, per_prompt; a registered one, or a dotted path "
+        "to a function.",
     )
+    advantage_params: dict[str, Any] = option(factory=dict, help="Keyword parameters of the advantage estimator.")
     global_std: bool = option(True, "sum: divide by the std over the whole dataset's samples instead of the group's.")
     guidance_scale: NonNegativeFloat = option(
         1.0, "Guidance scale of the rollout; the published recipe samples without. The loss is never guided."

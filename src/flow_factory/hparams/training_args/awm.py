@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from flow_factory.hparams.training_args._coupled import check_range_around_zero
 from flow_factory.hparams.training_args._decoupled import MatchingTrainingArguments
-from flow_factory.hparams.training_args.grpo import check_range_around_zero
 from flow_factory.hparams.types import Device, NonNegativeFloat, SymmetricRange, option
 
 

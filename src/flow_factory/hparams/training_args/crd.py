@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from flow_factory.hparams.decay import DecaySchedule, parse_decay
 from flow_factory.hparams.errors import FieldError
+from flow_factory.hparams.training_args._coupled import check_range_around_zero
 from flow_factory.hparams.training_args._decoupled import MatchingTrainingArguments
-from flow_factory.hparams.training_args.grpo import check_range_around_zero
 from flow_factory.hparams.types import (
     Device,
     NonNegativeFloat,

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from flow_factory.hparams.decay import DecaySchedule
 from flow_factory.hparams.errors import FieldError
+from flow_factory.hparams.training_args._coupled import check_range_around_zero
 from flow_factory.hparams.training_args._decoupled import MatchingTrainingArguments
-from flow_factory.hparams.training_args.grpo import check_range_around_zero
 from flow_factory.hparams.types import (
     Device,
     NonNegativeFloat,

@@ -46,7 +46,7 @@ class NFTTrainer(DecoupledTrainer):
             velocity = self.velocity(batch, point)
             loss, metrics = nft_loss(
                 velocity,
-                old or velocity,
+                velocity if old is None else old,
                 point.state,
                 point.clean,
                 point.sigmas,
