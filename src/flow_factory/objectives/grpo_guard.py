@@ -12,9 +12,8 @@ from torch import Tensor
 from flow_factory.objectives.common import check_rows
 from flow_factory.objectives.grpo import clipped_surrogate
 from flow_factory.samples.reductions import row_mean
-from flow_factory.scheduler.names import Dynamics
 
-_SDES = (Dynamics.FLOW_SDE, Dynamics.DANCE_SDE)
+_SDES = ("Flow-SDE", "Dance-SDE")
 
 
 def guard_log_ratio(
@@ -39,7 +38,7 @@ def guard_log_ratio(
     return row_mean(z * (mean - old_mean.detach()), active)
 
 
-def gradient_scale(dynamics: Dynamics, h: Tensor, velocity_scale: Tensor) -> Tensor:
+def gradient_scale(dynamics: str, h: Tensor, velocity_scale: Tensor) -> Tensor:
     """What the loss of a step is divided by, [B], so that steps of any size give gradients of equal size.
 
     h for the SDE dynamics, as published: d mu / d v is h (1 + ...), so the gradients of all steps become of equal

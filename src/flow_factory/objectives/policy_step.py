@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flow_factory.errors import InputError
 from flow_factory.samples.reductions import row_mean
-from flow_factory.scheduler.names import Dynamics
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class PolicyStep:
     current policy's tensors carry its graph; the others have none.
 
     Attributes:
-        dynamics: The transition kernel.
+        dynamics: The transition kernel, as `scheduler.dynamics_type` names it.
         log_prob: l, mean log-density of the transition over its active elements, float64 [B].
         old_log_prob: The same under the policy that sampled, float64 [B].
         mean: Mean of the transition, [B, D].
@@ -35,7 +34,7 @@ class PolicyStep:
         declared: What only losses that `need` it get: `old_mean`, `old_velocity`, `sequence_log_ratio`.
     """
 
-    dynamics: Dynamics
+    dynamics: str
     log_prob: Tensor
     old_log_prob: Tensor
     mean: Tensor

@@ -136,7 +136,7 @@ def policy_step(
     if transition.old_velocity is not None:
         declared["old_velocity"] = _flat(transition.old_velocity)
     return PolicyStep(
-        dynamics=kernel,
+        dynamics=kernel.value,
         log_prob=output.log_prob,
         old_log_prob=transition.old_log_prob,
         mean=_flat(output.mean),
