@@ -13,6 +13,7 @@ from PIL import Image
 
 from flow_factory.errors import InputError, Interrupted
 from flow_factory.hparams.training_times import TimeSampling
+from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
 from flow_factory.samples import ComponentTimes, LatentState, NoiseKey, Purpose, StepTimes
 from flow_factory.scheduler.training_times import draw_sigmas
@@ -293,17 +294,12 @@ def test_bad_data_is_named_before_a_model_loads(
     assert not (tmp_path / "save").exists()
 
 
-def test_a_model_that_cannot_encode_outputs_is_named(tiny_sd3_dir: Path, tmp_path: Path) -> None:
-    from flow_factory.models.abc import BaseAdapter
-
-    encode = SD3_5Adapter.__dict__["encode_output_state"]
-    del SD3_5Adapter.encode_output_state
-    try:
-        assert SD3_5Adapter.encode_output_state is BaseAdapter.encode_output_state
-        with pytest.raises(InputError, match=r"model\.model_type: 'sd3-5' \(the test\) cannot encode its output media"):
-            trainer_for(tiny_sd3_dir, tmp_path)
-    finally:
-        SD3_5Adapter.encode_output_state = encode  # type: ignore[method-assign]
+def test_a_model_that_cannot_encode_outputs_is_named(
+    tiny_sd3_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SD3_5Adapter, "encode_output_state", BaseAdapter.encode_output_state)
+    with pytest.raises(InputError, match=r"model\.model_type: 'sd3-5' \(the test\) cannot encode its output media"):
+        trainer_for(tiny_sd3_dir, tmp_path)
     assert not (tmp_path / "save").exists()
 
 

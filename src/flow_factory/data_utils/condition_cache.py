@@ -157,15 +157,19 @@ class ConditionCache:
         if left:
             self._rescan()
 
-    def row(self, record: PromptRecord) -> Condition:
+    def row(self, record: PromptRecord, key: str | None = None) -> Condition:
         """The record's condition, batch dimension 1, on CPU. Decoded once and shared: not to be modified.
 
         A record that is not in the cache is encoded and kept in memory only.
 
+        Args:
+            record: The record.
+            key: Its key, where it is known already.
+
         Raises:
             InputError: If the shard that holds it is corrupted.
         """
-        key = self.key(record)
+        key = self.key(record) if key is None else key
         row = self._memory.get(key)
         if row is None:
             row = self._read(key) if key in self._index else self.encode([record])[0]

@@ -113,7 +113,7 @@ class ConditionSource:
         """Builds a batch. A prompt is decoded once; consecutive batches over the same prompts share the condition."""
         keys = tuple(self.cache.key(record) for record in records)
         if self._last is None or self._last[0] != keys:
-            rows = {key: self.cache.row(record) for key, record in dict(zip(keys, records, strict=True)).items()}
+            rows = {key: self.cache.row(record, key) for key, record in dict(zip(keys, records, strict=True)).items()}
             self._last = (keys, self.encoder.collate_conditions([rows[key] for key in keys]))
         return PromptBatch(tuple(records), tuple(members), self._last[1])
 

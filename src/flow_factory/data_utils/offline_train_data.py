@@ -34,12 +34,12 @@ class OfflineBatch:
 
     Attributes:
         entries: The visit that each row is.
-        media: "target", or "chosen" and "rejected", to B media (uint8 [C, H, W] for pictures).
+        media: "target", or "chosen" and "rejected", to the media of all rows (uint8 [B, C, H, W] for pictures).
         condition: Their conditions, collated, batch B, on CPU. Not to be modified.
     """
 
     entries: tuple[OfflineEntry, ...]
-    media: dict[str, list[Tensor]]
+    media: dict[str, Tensor]
     condition: Condition
 
     def __len__(self) -> int:
@@ -68,7 +68,8 @@ class OfflineDataset(Dataset[OfflineBatch]):
             InputError: If a picture cannot be decoded, with the file and the line of its record.
         """
         entries = tuple(self.entries[position] for position in positions)
-        media = {arm: [load_picture(entry, arm) for entry in entries] for arm in entries[0].example.arms}
+        # One tensor: a worker hands every tensor over by a file descriptor of its own.
+        media = {arm: torch.stack([load_picture(e, arm) for e in entries]) for arm in entries[0].example.arms}
         batch = self.conditions.batch([entry.example.record for entry in entries], [0] * len(entries))
         return OfflineBatch(entries, media, batch.condition)
 
@@ -81,7 +82,7 @@ def load_picture(entry: OfflineEntry, arm: str) -> Tensor:
     """
     (file,) = entry.example.arms[arm]
     image = fit_image(read_image(file.path, entry.example.place), entry.size)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 class BucketBatchSampler(Sampler[list[int]]):

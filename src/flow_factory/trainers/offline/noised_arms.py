@@ -48,6 +48,6 @@ def noised_arms(
 
 
 @torch.no_grad()
-def encode_media(adapter: BaseAdapter, media: list[torch.Tensor]) -> LatentState:
+def encode_media(adapter: BaseAdapter, media: torch.Tensor) -> LatentState:
     """Latents of stored media, float32 on the device: the mean of the encoder's distribution, so nothing is drawn."""
-    return adapter.encode_output_state(media).to(adapter.device, torch.float32)
+    return adapter.encode_output_state(media.unbind()).to(adapter.device, torch.float32)
