@@ -147,6 +147,8 @@ def _import_file(plugin: str) -> None:
             f"plugins: the file {plugin!r} does not exist; it is looked for beside the configuration, then in the "
             f"working directory ({FilePath.cwd()})."
         )
+    if getattr(sys.modules.get(file.stem), "__file__", None) == str(file):
+        return  # imported under its own name already, from Python or as the module of a dotted path
     name = f"flow_factory_plugin_{file.stem}"
     known = sys.modules.get(name)
     if known is not None:

@@ -33,6 +33,7 @@ SHOWN_METRICS = (
     ("first_update/ratio_deviation_max", "ratio dev"),
     ("first_update/clip_fraction", "clipped"),
     ("first_update/grad_norm", "grad norm"),
+    ("rollout_rows_saved", "rows saved"),
 )
 
 

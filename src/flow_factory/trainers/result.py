@@ -20,7 +20,8 @@ class TrainingResult:
         losses: Mean loss of every optimizer step of the first role.
         evaluations: One mapping per evaluation: "cycle" and "<dataset>/<reward>" to the mean.
         counts: "cycles", "optimizer_steps", "samples" of this process group; "network_rows" are the rows that went
-            through the trained components in its cycles (evaluations apart), "trained_rows" those with gradients.
+            through the trained components in its cycles (evaluations apart), "trained_rows" those with gradients;
+            "rollout_rows_saved" are velocities that sharing a group's first steps has saved.
         timings: Seconds spent in "rollout", "feedback", "optimize", "evaluate", "checkpoint", "total".
     """
 
