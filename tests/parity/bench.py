@@ -198,6 +198,9 @@ class Bench:
         key = (setting.name, output_type, tuple(rows), steps, id(scheduler))
         if pipeline is None and key in self._results:
             return self._results[key][0]
+        if self.case.alone and len(rows) > 1:
+            single = [self.reference(setting, output_type, (row,), steps, pipeline) for row in rows]
+            return torch.cat(single) if output_type == "latent" else [picture for one in single for picture in one]
         arguments: dict[str, Any] = {"prompt": [self.case.prompts[i] for i in rows]}
         if self.case.takes_negative:
             arguments["negative_prompt"] = [self.case.negatives[i] or "" for i in rows]

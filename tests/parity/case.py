@@ -85,6 +85,8 @@ class Case:
         autoencode: The VAE alone: decoded pixels [B, C, H, W] from pixels, with the posterior's mode between.
         train: Changes to the configuration of trainer cycles, as dotted paths.
         components: What is trained.
+        alone: The pipeline's rows depend on their batch (on the longest text); its reference is single calls.
+        deterministic_vae: The encoder has no posterior to sample from.
     """
 
     key: str
@@ -108,6 +110,8 @@ class Case:
     autoencode: Callable[[Any, Tensor], Tensor] = _through_vae
     train: Mapping[str, Any] = field(default_factory=dict)
     components: tuple[str, ...] = ("transformer",)
+    alone: bool = False
+    deterministic_vae: bool = False
 
     @property
     def name(self) -> str:

@@ -74,12 +74,12 @@ def t5_encoder(width: int, vocabulary: int) -> T5EncoderModel:
     return T5EncoderModel(T5Config(vocab_size=vocabulary, d_model=width, d_kv=8, d_ff=32, num_layers=1, num_heads=2))
 
 
-def autoencoder(channels: int = 4, shift: float | None = 0.06, quant: bool = False) -> AutoencoderKL:
-    """An image VAE that halves the sides."""
+def autoencoder(channels: int = 4, shift: float | None = 0.06, quant: bool = False, blocks: int = 2) -> AutoencoderKL:
+    """An image VAE that halves the sides (`blocks` - 1 times)."""
     return AutoencoderKL(
-        block_out_channels=(8, 16),
-        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
-        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+        block_out_channels=(8,) * (blocks - 1) + (16,),
+        down_block_types=("DownEncoderBlock2D",) * blocks,
+        up_block_types=("UpDecoderBlock2D",) * blocks,
         layers_per_block=1,
         latent_channels=channels,
         norm_num_groups=4,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from flow_factory.errors import InputError
 from flow_factory.samples import Condition
@@ -88,6 +89,12 @@ class PromptCondition(Condition):
         embeds, pooled, mask = (None if n is None or p is None else _join(n, p) for n, p in pairs)
         assert embeds is not None
         return Prompts(embeds, pooled, mask)
+
+
+def pad_texts(texts: Sequence[Tensor]) -> Prompts:
+    """Texts [L_i, C] of different lengths as one batch, zeros behind the shorter ones, with a mask."""
+    mask = pad_sequence([torch.ones(len(t), dtype=torch.long, device=t.device) for t in texts], batch_first=True)
+    return Prompts(pad_sequence(list(texts), batch_first=True), mask=mask)
 
 
 def _join(negative: Tensor, positive: Tensor) -> Tensor:

@@ -43,10 +43,10 @@ def pipeline_grid(
     """
     own = copy.deepcopy(scheduler)
     extra: dict[str, Any] = {} if mu is None else {"mu": mu}
-    if timesteps is not None:
-        own.set_timesteps(timesteps=timesteps, device=device, **extra)
-    elif sigmas is not None:
-        own.set_timesteps(sigmas=sigmas, device=device, **extra)
+    given = {"timesteps": timesteps, "sigmas": sigmas}
+    given = {name: values for name, values in given.items() if values is not None}
+    if given:
+        own.set_timesteps(device=device, **given, **extra)
     elif num_steps is None or num_steps < 1:
         raise InputError(f"num_inference_steps is {num_steps}; a grid needs at least 1 step.")
     else:

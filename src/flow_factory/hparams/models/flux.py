@@ -1,4 +1,4 @@
-"""FLUX.1 (dev, schnell and fine-tuned checkpoints of the same format)."""
+"""FLUX.1 (dev, schnell and fine-tuned checkpoints of the same format) and Chroma."""
 
 from __future__ import annotations
 
@@ -60,3 +60,23 @@ FLUX1 = ModelSpec(
         "transformer", "vae", "scheduler", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"
     ),
 )  # fmt: skip
+
+
+@dataclass
+class ChromaGenerationArguments(GenerationArguments):
+    """Model-specific fields of `train:` and `eval:` for chroma."""
+
+    max_sequence_length: Annotated[int, Field(ge=1, le=512)] = option(512, "T5 tokens per prompt.")
+
+
+CHROMA = ModelSpec(
+    key="chroma",
+    adapter="flow_factory.models.flux.chroma.ChromaAdapter",
+    pipeline_class="ChromaPipeline",
+    io=TEXT_TO_IMAGE,
+    generation_arguments=ChromaGenerationArguments,
+    size_factor=packed_size_factor,
+    resolution_floor=256,
+    default_lora_targets=_TARGETS,
+    required_components=("transformer", "vae", "scheduler", "text_encoder", "tokenizer"),
+)

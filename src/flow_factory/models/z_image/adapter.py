@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline, get_default_z_image_sigmas
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded
+from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded, pad_texts
 from flow_factory.models.guidance import GuidanceSpec, guide_together
 from flow_factory.models.shifted_grid import token_shift
 from flow_factory.models.text_to_image import TextToImageAdapter
@@ -42,7 +41,7 @@ class ZImageAdapter(TextToImageAdapter):
             do_classifier_free_guidance=False,
             max_sequence_length=generation.max_sequence_length,
         )
-        return _padded(embeds)
+        return pad_texts(embeds)
 
     def collate_conditions(self, conditions: Sequence[PromptCondition]) -> PromptCondition:
         return collate_padded(conditions)
@@ -65,9 +64,3 @@ class ZImageAdapter(TextToImageAdapter):
         frames = self.network_input("transformer", latents).unsqueeze(2)
         output = self.network("transformer")(list(frames), timestep, texts, return_dict=False)[0]
         return -torch.stack([row.float() for row in output]).squeeze(2)
-
-
-def _padded(texts: Sequence[Tensor]) -> Prompts:
-    """Texts [L_i, C] as one batch with a mask."""
-    mask = pad_sequence([torch.ones(len(t), dtype=torch.long, device=t.device) for t in texts], batch_first=True)
-    return Prompts(pad_sequence(list(texts), batch_first=True), mask=mask)
