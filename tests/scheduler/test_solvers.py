@@ -76,6 +76,19 @@ def test_is_the_euler_step_where_there_is_no_second_order() -> None:
     assert torch.equal(mixed[2:], alone)
 
 
+def test_does_not_extrapolate_over_sd3s_last_long_step() -> None:
+    """0.465 to 0.278 to 0.009 is a step in lambda of 0.8 and one of 3.8."""
+    generator = torch.Generator().manual_seed(2)
+    x, v, clean = (torch.randn(2, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+    s, last = torch.tensor([0.278, 0.278]).double(), torch.tensor([0.4649, 0.4649]).double()
+    lam = [math.log((1 - sigma) / sigma) for sigma in (0.4649, 0.278)]
+    border = 1 / (1 + math.exp(lam[1] + 2 * (lam[1] - lam[0])))  # twice the last step
+    for t, is_euler in ((0.0089, True), (border * 0.999, True), (border * 1.001, False)):
+        t_row = torch.full((2,), t, dtype=torch.float64)
+        euler = x - (s - t_row).view(-1, 1) * v
+        assert torch.equal(dpm_solver_2m_step(x, v, s, t_row, (clean, last)), euler) == is_euler
+
+
 def test_steps_taken() -> None:
     assert steps_taken(10, (3, 4)) == tuple(range(10))
     assert steps_taken(25, (4, 5, 6, 7), 0.4) == (*range(8), 8, 10, 12, 15, 17, 20, 22)  # 7 of the remaining 17
