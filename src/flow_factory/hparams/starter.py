@@ -88,11 +88,15 @@ def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArg
     dataset = "shapes" if "shapes" in prompts else next(iter(prompts), None)
     if not training.execution_contract.generates:
         dataset = None  # the built-in ones hold prompts, not stored examples
+    model = {
+        "model_type": model_type,
+        "model_name_or_path": f"builtin/{models[0]}" if embedded else "path/or/hub-id",
+    }
+    trainable = get_model_spec(model_type).trainable_components
+    if ModelArguments(**model).target_components not in trainable:
+        model["target_components"] = trainable[0]
     return {
-        "model": {
-            "model_type": model_type,
-            "model_name_or_path": f"builtin/{models[0]}" if embedded else "path/or/hub-id",
-        },
+        "model": model,
         "data": {"dataset_dir": f"builtin/{dataset}" if dataset else "data"},
         "train": train,
         "eval": _EMBEDDED_EVAL if embedded else {},
