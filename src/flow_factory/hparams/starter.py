@@ -88,7 +88,7 @@ def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArg
     dataset = "shapes" if "shapes" in prompts else next(iter(prompts), None)
     if not training.execution_contract.generates:
         dataset = None  # the built-in ones hold prompts, not stored examples
-    model = {
+    model: dict[str, Any] = {
         "model_type": model_type,
         "model_name_or_path": f"builtin/{models[0]}" if embedded else "path/or/hub-id",
     }
