@@ -1,7 +1,7 @@
 """Does training on stored examples teach what they show? A style by demonstrations, preferences by offline DPO.
 
     python scripts/measure_offline.py                       # both, three seeds
-    python scripts/measure_offline.py --part style --seeds 42 train.max_epochs=10
+    python scripts/measure_offline.py train.max_epochs=10 --part style --seeds 42
 
 *Style*: 256 pictures of single shapes drawn as outlines, which the embedded pipeline, trained on filled shapes, does
 not know (`flow-factory data draw`). Measured before and after `examples/sft/lora/sd3_5/tiny.yaml`:

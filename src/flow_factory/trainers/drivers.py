@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -153,6 +154,21 @@ class OfflineDriver(AcquisitionDriver):
             )
         sampler.set_epoch(epoch)  # type: ignore[union-attr]
         trainer.adapter.train()
+        with trainer.phase("optimize"), _counting(trainer, self.next_batch) as advance:
+            if not self._pass_over_data(trainer, epoch, advance):
+                return False
+        if not trainer.at_update_boundary:
+            raise RunError(
+                f"epoch {epoch} ended inside an accumulation window of {trainer.accumulation_steps} batches: partial "
+                f"windows are never flushed. Choose a train.gradient_accumulation_steps that divides the batches per "
+                f"rank."
+            )
+        self.next_batch = 0
+        trainer.progress = replace(trainer.progress, data_epoch=epoch + 1)
+        return True
+
+    def _pass_over_data(self, trainer: BaseTrainer, epoch: int, advance: Callable[[int], None]) -> bool:
+        """Optimises on the epoch's batches; False if it was left in its middle."""
         batches = _batches_from(trainer.dataloader, self.next_batch)
         for number in itertools.count(self.next_batch):
             # Before the batch is read, so that an epoch that is gone on with here draws the same numbers.
@@ -166,14 +182,7 @@ class OfflineDriver(AcquisitionDriver):
                 if trainer.interrupt_requested() or not trainer.should_continue_training():
                     return False
             trainer.optimize_batch(batch)
-        if not trainer.at_update_boundary:
-            raise RunError(
-                f"epoch {epoch} ended inside an accumulation window of {trainer.accumulation_steps} batches: partial "
-                f"windows are never flushed. Choose a train.gradient_accumulation_steps that divides the batches per "
-                f"rank."
-            )
-        self.next_batch = 0
-        trainer.progress = replace(trainer.progress, data_epoch=epoch + 1)
+            advance(1)
         return True
 
     def cycle(self, progress: TrainingProgress) -> int:
@@ -191,6 +200,15 @@ class OfflineDriver(AcquisitionDriver):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.next_batch = int(state["next_batch"])
+
+
+def _counting(trainer: BaseTrainer, first: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Shows how far the epoch is, if the loader tells its length."""
+    try:
+        total = len(trainer.dataloader) - first
+    except TypeError:
+        return nullcontext(lambda count: None)
+    return trainer.tracker.progress("optimize", total, "batches")
 
 
 def _batches_from(loader: Any, first: int) -> Iterator[Any]:
