@@ -199,10 +199,10 @@ class _StaticChecker:
             path: ConfigPath = ("train", name)
             if not self._named(path, key, keys, kind):
                 continue
-            from flow_factory.trainers import setup
+            from flow_factory.trainers.functions import build_estimator, build_policy_loss
 
             try:
-                setup.build_policy_loss(self.config) if name == "policy_loss" else setup.build_estimator(self.config)
+                build_policy_loss(self.config) if name == "policy_loss" else build_estimator(self.config)
             except ConfigError as error:
                 self.problems += error.problems
             except InputError as error:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Literal, cast, get_args, get_origin
@@ -19,6 +16,7 @@ from flow_factory.hparams.model_args import ModelArguments
 from flow_factory.hparams.models import ModelSpec, get_model_spec, model_keys
 from flow_factory.hparams.models.registry import check_field_clash
 from flow_factory.hparams.optimizer_args import AccelerationArguments, OptimizerArguments
+from flow_factory.hparams.plugins import import_plugins, locate_plugins
 from flow_factory.hparams.reward_args import MultiRewardArguments, RewardArguments
 from flow_factory.hparams.run_args import INHERITED_BY_EVAL, EvaluationArguments, LogArguments, settle_resolution
 from flow_factory.hparams.scheduler_args import SchedulerArguments
@@ -31,7 +29,6 @@ from flow_factory.hparams.training_args import (
 )
 from flow_factory.hparams.validation import validate_section
 from flow_factory.hparams.yaml_source import Origin, Origins, apply_overrides, read_yaml_file
-from flow_factory.registry import naming_import_errors
 
 
 def load_config(path: str | FilePath, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Arguments:
@@ -48,7 +45,7 @@ def load_config(path: str | FilePath, overrides: Sequence[str] = (), plugins: Se
     """
     values, origins = read_yaml_file(path)
     apply_overrides(values, origins, overrides)
-    _locate_plugins(values, FilePath(path).absolute().parent, plugins)
+    locate_plugins(values, FilePath(path).absolute().parent, plugins)
     return build_arguments(_interpolate(values, origins), origins)
 
 
@@ -65,7 +62,7 @@ def load_config_from_mapping(
     values = copy.deepcopy(dict(mapping))
     origins = Origins(_python_origins(values, origin), default_place=origin)
     apply_overrides(values, origins, overrides)
-    _locate_plugins(values, FilePath.cwd())
+    locate_plugins(values, FilePath.cwd())
     return build_arguments(_interpolate(values, origins), origins)
 
 
@@ -87,85 +84,6 @@ def build_arguments(values: Mapping[str, Any], origins: Origins) -> Arguments:
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def _locate_plugins(values: dict[str, Any], folder: FilePath, more: Sequence[str] = ()) -> None:
-    """Makes the paths of plugin files absolute, so that the saved configuration finds them from any folder.
-
-    Args:
-        values: The configuration; changed in place.
-        folder: The configuration's own folder, where files are looked for first, then in the working directory.
-        more: Plugins that are not written in it.
-    """
-    given = values.get("plugins") or []
-    if not isinstance(given, list):
-        return  # reported with the other fields
-    located: list[Any] = [_located(plugin, folder) for plugin in given]
-    located += [_located(plugin, FilePath.cwd()) for plugin in more]
-    if located:
-        values["plugins"] = list(dict.fromkeys(located)) if all(isinstance(p, str) for p in located) else located
-
-
-def _located(plugin: Any, folder: FilePath) -> Any:
-    if not isinstance(plugin, str) or not _is_file(plugin):
-        return plugin
-    path = FilePath(plugin).expanduser()
-    found = next((p for p in (folder / path, FilePath.cwd() / path) if p.is_file()), None)
-    return plugin if found is None else str(found.resolve())
-
-
-def _is_file(plugin: str) -> bool:
-    return plugin.endswith(".py") or "/" in plugin
-
-
-def import_plugins(plugins: Sequence[str]) -> None:
-    """Imports plugin modules and files so that their registrations take effect. A file is imported once.
-
-    Raises:
-        InputError: If there is no such module or file, or it fails.
-    """
-    for plugin in plugins:
-        if _is_file(plugin):
-            _import_file(plugin)
-            continue
-        if not all(part.isidentifier() for part in plugin.split(".")):
-            raise InputError(f"plugins: {plugin!r} is neither a dotted module name nor the path of a .py file.")
-        try:
-            with naming_import_errors(f"plugins: module {plugin!r}", plugin):
-                importlib.import_module(plugin)
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"plugins: there is no module {plugin!r}; check the spelling, put its folder on PYTHONPATH, or give "
-                f"the path of a .py file."
-            ) from error
-
-
-def _import_file(plugin: str) -> None:
-    file = FilePath(plugin).expanduser().resolve()
-    if not file.is_file():
-        raise InputError(
-            f"plugins: the file {plugin!r} does not exist; it is looked for beside the configuration, then in the "
-            f"working directory ({FilePath.cwd()})."
-        )
-    if getattr(sys.modules.get(file.stem), "__file__", None) == str(file):
-        return  # imported under its own name already, from Python or as the module of a dotted path
-    name = f"flow_factory_plugin_{file.stem}"
-    known = sys.modules.get(name)
-    if known is not None:
-        if getattr(known, "__file__", None) == str(file):
-            return
-        raise InputError(f"plugins: two plugin files are called {file.name}; rename one.")
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise InputError(f"plugins: {plugin!r} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        with naming_import_errors(f"plugins: {plugin!r}"):
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
 
 
 class _Builder:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from flow_factory.distributed import Comm
     from flow_factory.models.abc import BaseAdapter
     from flow_factory.models.ema import Ema
-    from flow_factory.objectives.bound import PolicyLoss
     from flow_factory.rewards.buffer import RewardBuffer
     from flow_factory.rewards.processor import RewardProcessor
     from flow_factory.tracking.tracker import Tracker
@@ -70,6 +69,7 @@ def preflight(config: Arguments, contract: ExecutionContract) -> None:
     from flow_factory.models.abc import BaseAdapter
     from flow_factory.models.registry import get_adapter_class
     from flow_factory.rewards.build import check_rewards, check_sample_class
+    from flow_factory.trainers.functions import build_estimator, build_policy_loss
     from flow_factory.trainers.optim import learning_rate_schedule
 
     if getattr(config.training_args, "supervision", None) is not None:
@@ -249,37 +249,6 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
         group_size=arguments.group_size,
         place=config.origins.place(("train", "advantage_params")),
     )
-
-
-def build_estimator(config: Arguments) -> Any:
-    """The advantage estimator with its parameters filled in.
-
-    Raises:
-        InputError: If there is none of that name, or it does not take the parameters.
-    """
-    from flow_factory.advantage.processor import bind_estimator
-
-    arguments: Any = config.training_args
-    return bind_estimator(
-        getattr(arguments, "advantage_aggregation", "gdpo"),
-        getattr(arguments, "advantage_params", {}),
-        vars(arguments),
-        config.origins.place(("train", "advantage_params")),
-    )
-
-
-def build_policy_loss(config: Arguments) -> PolicyLoss:
-    """The policy loss of a coupled trainer with its parameters filled in.
-
-    Raises:
-        InputError: If there is none of that name, or it does not take the parameters.
-    """
-    from flow_factory.objectives.bound import bind_policy_loss
-
-    arguments: Any = config.training_args
-    params = getattr(arguments, "policy_loss_params", {})
-    place = config.origins.place(("train", "policy_loss_params"))
-    return bind_policy_loss(arguments.policy_loss, params, vars(arguments), place)
 
 
 def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int) -> Grid:

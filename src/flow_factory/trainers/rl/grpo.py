@@ -22,8 +22,8 @@ from flow_factory.objectives.kl import kl_penalty
 from flow_factory.samples import BaseSample, SampleBatch
 from flow_factory.samples.reductions import active_count, combine_row_means
 from flow_factory.scheduler.windows import noise_weights
-from flow_factory.trainers import setup
 from flow_factory.trainers.abc import BaseTrainer
+from flow_factory.trainers.functions import build_policy_loss
 from flow_factory.trainers.replay import Transition, policy_step, valid_rows
 
 
@@ -35,10 +35,11 @@ class CoupledTrainer(BaseTrainer):
 
     paradigm: ClassVar[str] = "coupled"
     execution_contract = ONLINE_EXECUTION_CONTRACT
+
     @functools.cached_property
     def objective(self) -> PolicyLoss:
         """The policy loss that the arguments name; what it needs decides what the rollout keeps."""
-        return setup.build_policy_loss(self.config)
+        return build_policy_loss(self.config)
 
     def sample(self) -> list[BaseSample]:
         """One rollout of the cycle's prompts; only the states around stochastic steps are kept."""
