@@ -36,12 +36,14 @@ def run(config: str, seed: int, folder: Path, overrides: list[str]) -> dict[str,
     score = [command, "eval", str(folder / f"seed-{seed}"), "--compare", *PANEL, "--output", str(output)]
     subprocess.run(score, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((folder / f"seed-{seed}" / "result.json").read_text())
+    panel = json.loads(output.read_text())["datasets"]["shapes"]
+    del panel["samples"]  # every picture's scores: the means and intervals are kept
     return {
         "seed": seed,
         "seconds": round(seconds, 1),
         "cycles": len(result["rewards"]),
         "overrides": overrides,
-        "panel": json.loads(output.read_text())["datasets"]["shapes"],
+        "panel": panel,
     }
 
 
