@@ -106,6 +106,12 @@ def test_default_targets_cover_attention_and_mlp(bench: Bench) -> None:
         assert forgotten == set()
 
 
+def test_losses_on_stored_media_are_unguided(bench: Bench) -> None:
+    """Whatever the configuration's own fields say (true CFG), and wherever the model counts guidance from."""
+    adapter = bench.adapter({f"train.{k}": v for s in bench.case.settings for k, v in s.generation.items()})
+    assert not adapter.offline_guidance().needs_negative()
+
+
 @pytest.mark.parametrize("cycle", CYCLES)
 def test_a_cycle_of_each_trainer(bench: Bench, cycle: str, tmp_path: Path) -> None:
     """From prompts on disk to changed weights, with the model's own configuration fields."""

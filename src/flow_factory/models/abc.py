@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -192,9 +192,10 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     def offline_guidance(self) -> GuidanceSpec:
         """The guidance of losses on stored media: none, whatever rollouts use.
 
-        Models whose guidance scale is an input of the network say with which one they are to be trained.
+        Where the scale is an input of the network it is 1. What counts guidance from another number, or has a second
+        kind of it in its own fields, is unguided as well.
         """
-        return self.guidance(1.0)
+        return replace(self.guidance(1.0), scale=1.0)
 
     @property
     def supports_output_encoding(self) -> bool:
