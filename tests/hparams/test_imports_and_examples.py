@@ -47,3 +47,16 @@ def test_every_example_loads(path: Path) -> None:
     config = load_config(path)
     assert load_config(path, ["train.seed=1"]).training_args.seed == 1
     assert config.log_args.save_dir
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES if "builtin/" in path.read_text().split("data:", 1)[1].split("scheduler:", 1)[0]],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_example_with_prompts_passes_check(path: Path) -> None:
+    """What `flow-factory check` does, apart from reading the command line; stored examples are the user's own."""
+    from flow_factory.cli.static_checks import check_statically
+
+    report = check_statically(load_config(path))
+    assert any(line.startswith("train prompts") for line in report.lines)
