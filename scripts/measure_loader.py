@@ -106,10 +106,14 @@ def main() -> None:
         theirs: list[tuple[float, float]] = []
         try:
             for number in range(arguments.rounds + 1):
-                pair = rates(iter(loader)), rates(iter(bare))
+                # Which of the two goes first changes, so that neither always inherits the other's warm caches.
+                if number % 2:
+                    own, other = rates(iter(loader)), rates(iter(bare))
+                else:
+                    other, own = rates(iter(bare)), rates(iter(loader))
                 if number:  # the first pass starts workers and fills caches
-                    ours.append(pair[0])
-                    theirs.append(pair[1])
+                    ours.append(own)
+                    theirs.append(other)
         finally:
             loader.close()
     print(f"{arguments.images} pictures of {arguments.size} pixels, batches of {arguments.batch}, "
