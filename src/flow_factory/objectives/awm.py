@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from flow_factory.objectives.grpo import grpo_loss
