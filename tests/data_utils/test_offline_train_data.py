@@ -9,12 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from flow_factory.data_utils.conditions import ConditionSource
 from flow_factory.data_utils.offline_plan import plan_offline_data
 from flow_factory.data_utils.offline_train_data import (
     BucketBatchSampler,
     OfflineBatch,
-    OfflineDataset,
     OfflineLoader,
     build_offline_train_dataloader,
 )
@@ -127,10 +125,21 @@ def test_workers_make_the_same_batches(tmp_path: Path) -> None:
         assert all(torch.equal(a.media[arm], b.media[arm]) for arm in a.media)
 
 
-def test_encoding_on_the_fly_needs_the_main_process(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"data\.dataloader_num_workers 1 with data\.enable_preprocess false"):
-        loader(tmp_path, FakeAdapter(), workers=1, preprocess=False)
-    assert len(list(loader(tmp_path, FakeAdapter(), preprocess=False))) == 4
+@pytest.mark.parametrize("workers", [0, 2])
+def test_conditions_encoded_on_the_fly_are_those_of_the_cache(tmp_path: Path, workers: int) -> None:
+    """The encoders run in the training process, whoever decodes the pictures."""
+    cached = list(loader(tmp_path, FakeAdapter()))
+    adapter = FakeAdapter()
+    made = loader(tmp_path, adapter, workers=workers, preprocess=False)
+    assert adapter.encoded == []
+    try:
+        fresh = list(made)
+    finally:
+        made.close()
+    assert sum(map(len, adapter.encoded)) == 8, "each prompt once"
+    for a, b in zip(cached, fresh, strict=True):
+        assert a.entries == b.entries
+        assert torch.equal(a.condition.tensors()["embeds"], b.condition.tensors()["embeds"])
 
 
 def test_a_picture_that_breaks_later_reaches_no_batch(tmp_path: Path) -> None:
@@ -141,8 +150,8 @@ def test_a_picture_that_breaks_later_reaches_no_batch(tmp_path: Path) -> None:
         list(made)
 
 
-def test_a_dataset_is_indexed_by_lists(tmp_path: Path) -> None:
+def test_a_batch_can_be_asked_for_by_positions(tmp_path: Path) -> None:
     made = loader(tmp_path, FakeAdapter())
-    dataset = made.dataset
-    assert isinstance(dataset, OfflineDataset) and isinstance(dataset.conditions, ConditionSource)
-    assert [e.example.record.index for e in dataset[[5, 0]].entries] == [5, 0]
+    batch = made.batch([5, 0])
+    assert [entry.example.record.index for entry in batch.entries] == [5, 0]
+    assert torch.equal(batch.media["chosen"][1], made.batch([0]).media["chosen"][0])

@@ -177,11 +177,10 @@ def test_the_same_noise_reaches_both_arms(tiny_sd3_dir: Path, tmp_path: Path) ->
 
 def test_draws_depend_on_the_example_and_the_epoch_alone(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     trainer = trainer_for(tiny_sd3_dir, tmp_path)
-    dataset: Any = trainer.dataloader.dataset
     sampling = TimeSampling("logit_normal", 3, (0.0, 0.99))
 
     def drawn(positions: list[int], epoch: int) -> list[torch.Tensor]:
-        arms = noised_arms(trainer.adapter, dataset[positions], sampling, seed=7, data_epoch=epoch)
+        arms = noised_arms(trainer.adapter, trainer.dataloader.batch(positions), sampling, seed=7, data_epoch=epoch)
         return [torch.cat([a["target"].target.only.flatten(1), a["target"].sigma[:, None]], 1) for a in arms]
 
     together, alone, later = drawn([4, 1], 0), drawn([1], 0), drawn([1], 1)

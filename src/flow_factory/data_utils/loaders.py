@@ -70,18 +70,13 @@ class BatchLoader(DataLoader):
         dataset: Makes a batch from one item of the sampler.
         sampler: What each batch of an iteration consists of.
         conditions: Where conditions come from.
-        num_workers: Worker processes; conditions encoded on the fly need 0.
+        num_workers: Worker processes.
         seed: Run seed.
     """
 
     def __init__(
         self, dataset: Dataset[Any], sampler: Sampler[Any], conditions: ConditionSource, *, num_workers: int, seed: int
     ) -> None:
-        if num_workers and conditions.on_the_fly:
-            raise InputError(
-                f"data.dataloader_num_workers {num_workers} with data.enable_preprocess false: the encoders run in the "
-                "training process; set dataloader_num_workers: 0, or enable_preprocess: true."
-            )
         self.conditions = conditions
         super().__init__(
             dataset,
@@ -130,6 +125,11 @@ class RolloutLoader(BatchLoader):
         source: str | None = None,
         num_workers: int = 0,
     ) -> None:
+        if num_workers and conditions.on_the_fly:
+            raise InputError(
+                f"data.dataloader_num_workers {num_workers} with data.enable_preprocess false: the encoders run in the "
+                "training process; set dataloader_num_workers: 0, or enable_preprocess: true."
+            )
         self._draws = _CycleSampler(sampler, rank, source)
         super().__init__(
             _DrawnBatches(datasets, conditions),

@@ -1,11 +1,13 @@
 """Batches of stored examples: decoded pictures of one size with their encoded conditions.
 
-Conditions come from the cache, pictures are decoded when their batch is made (in the loader's workers if there are any)
-and encoded by the model's VAE when the batch is trained on: only conditions are kept on disk.
+Pictures are decoded when their batch is made, in the loader's workers if there are any, and encoded by the model's VAE
+when the batch is trained on. Conditions come from the cache and are joined in the training process: a worker would keep
+decoded rows of its own, and every tensor that it hands over costs about a millisecond.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,32 +48,29 @@ class OfflineBatch:
         return len(self.entries)
 
 
-class OfflineDataset(Dataset[OfflineBatch]):
-    """Makes the batch of a list of positions; runs in the loader's workers if there are any.
+class PictureBatches(Dataset[tuple[Sequence[int], dict[str, Tensor]]]):
+    """Decodes the pictures of a list of positions; runs in the loader's workers if there are any.
 
     Args:
         entries: The visits of an epoch.
-        conditions: Where conditions come from.
     """
 
-    def __init__(self, entries: Sequence[OfflineEntry], conditions: ConditionSource) -> None:
+    def __init__(self, entries: Sequence[OfflineEntry]) -> None:
         self.entries = entries
-        self.conditions = conditions
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __getitem__(self, positions: Sequence[int]) -> OfflineBatch:
-        """The batch of these positions.
+    def __getitem__(self, positions: Sequence[int]) -> tuple[Sequence[int], dict[str, Tensor]]:
+        """The positions, and the stacked media of each arm.
 
         Raises:
             InputError: If a picture cannot be decoded, with the file and the line of its record.
         """
-        entries = tuple(self.entries[position] for position in positions)
-        # One tensor: a worker hands every tensor over by a file descriptor of its own.
-        media = {arm: torch.stack([load_picture(e, arm) for e in entries]) for arm in entries[0].example.arms}
-        batch = self.conditions.batch([entry.example.record for entry in entries], [0] * len(entries))
-        return OfflineBatch(entries, media, batch.condition)
+        entries = [self.entries[position] for position in positions]
+        # One tensor for an arm: each is handed over by a file descriptor of its own.
+        arms = entries[0].example.arms
+        return positions, {arm: torch.stack([load_picture(entry, arm) for entry in entries]) for arm in arms}
 
 
 def load_picture(entry: OfflineEntry, arm: str) -> Tensor:
@@ -155,21 +154,42 @@ class OfflineLoader(BatchLoader):
     """An epoch of `OfflineBatch` per iteration: call `sampler.set_epoch`, then iterate.
 
     Args:
-        dataset: Makes the batches.
+        entries: The visits of an epoch.
+        conditions: Where conditions come from.
         sampler: The batches of each epoch.
-        num_workers: Worker processes; conditions encoded on the fly need 0.
+        num_workers: Worker processes that decode pictures.
     """
 
-    def __init__(self, dataset: OfflineDataset, sampler: BucketBatchSampler, *, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        entries: Sequence[OfflineEntry],
+        conditions: ConditionSource,
+        sampler: BucketBatchSampler,
+        *,
+        num_workers: int = 0,
+    ) -> None:
+        self.entries = entries
         self.batches = sampler
-        super().__init__(dataset, sampler, dataset.conditions, num_workers=num_workers, seed=sampler.seed)
+        super().__init__(PictureBatches(entries), sampler, conditions, num_workers=num_workers, seed=sampler.seed)
 
     def __len__(self) -> int:
         return len(self.batches)
 
+    def __iter__(self) -> Iterator[OfflineBatch]:
+        return itertools.starmap(self._join, super().__iter__())
+
+    def batch(self, positions: Sequence[int]) -> OfflineBatch:
+        """The batch of these positions, made in this process."""
+        return self._join(*self.dataset[positions])  # type: ignore[index]  # positions are the dataset's indices
+
     def skip_batches(self, count: int) -> None:
         """Leaves out the first batches of the next iteration without making them."""
         self.batches.skip(count)
+
+    def _join(self, positions: Sequence[int], media: dict[str, Tensor]) -> OfflineBatch:
+        entries = tuple(self.entries[position] for position in positions)
+        prompts = self.conditions.batch([entry.example.record for entry in entries], [0] * len(entries))
+        return OfflineBatch(entries, media, prompts.condition)
 
 
 def build_offline_train_dataloader(
@@ -199,5 +219,5 @@ def build_offline_train_dataloader(
         world_size=comm.world_size,
         seed=config.training_args.seed,
     )
-    dataset = OfflineDataset(plan.entries, conditions)
-    return OfflineLoader(dataset, sampler, num_workers=config.data_args.dataloader_num_workers), {}
+    workers = config.data_args.dataloader_num_workers
+    return OfflineLoader(plan.entries, conditions, sampler, num_workers=workers), {}
