@@ -53,10 +53,13 @@ def test_low_precision_is_rounded_once_after_a_float32_sum(tiny_sd3_dir: Path, t
     lora = make_lora(half[f"{WRAPPED}.weight"].shape[0])
     write_component(tmp_path / "half", tmp_path / "merged", lora)
     write_component(tmp_path / "half", tmp_path / "fp32", lora, torch.float32)
+    write_component(tmp_path / "half", tmp_path / "fp16", lora, torch.float16)
     exact = half[f"{WRAPPED}.weight"].float() + lora[f"{WRAPPED}.lora_B.weight"] @ lora[f"{WRAPPED}.lora_A.weight"]
-    merged, wide = read(tmp_path / "merged"), read(tmp_path / "fp32")
+    merged, wide, other = (read(tmp_path / name) for name in ("merged", "fp32", "fp16"))
     assert torch.equal(merged[f"{WRAPPED}.weight"], exact.bfloat16())
-    assert torch.equal(wide[f"{WRAPPED}.weight"], merged[f"{WRAPPED}.weight"].float())
+    assert torch.equal(wide[f"{WRAPPED}.weight"], exact)  # not by way of the file's bf16
+    assert torch.equal(other[f"{WRAPPED}.weight"], exact.half())
+    assert not torch.equal(exact.half(), exact.bfloat16().half())
     assert all(v.dtype == torch.float32 for v in wide.values() if v.is_floating_point())
 
 
@@ -116,3 +119,16 @@ def test_pickles_and_variants_are_left_behind(tiny_sd3_dir: Path, tmp_path: Path
         copy_pipeline(source, tmp_path / "other")
     with pytest.raises(InputError, match="no diffusers pipeline"):
         copy_pipeline(tmp_path / "empty", tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "..", ".", ""])
+def test_a_component_that_is_no_plain_name_is_refused(tmp_path: Path, name: str) -> None:
+    """Copying `../outside` would write beside the target."""
+    source, target = tmp_path / "in" / "pipeline", tmp_path / "out" / "pipeline"
+    for folder in (source / "a" / "b", source.parent / "outside", target):
+        folder.mkdir(parents=True)
+    (source.parent / "outside" / "config.json").write_text("{}")
+    (source / "model_index.json").write_text(json.dumps({name: ["diffusers", "AutoencoderKL"]}))
+    with pytest.raises(InputError, match="no plain name"):
+        copy_pipeline(source, target)
+    assert [p.name for p in target.parent.iterdir()] == ["pipeline"]

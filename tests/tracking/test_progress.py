@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -170,6 +171,53 @@ def test_a_signal_is_answered_inside_the_display(monkeypatch, capfd):
         _until(lambda: "received" in capfd.readouterr().err)
 
 
+def test_a_cycle_may_end_while_the_time_left_is_drawn():
+    """The display is drawn in a thread of its own: here the cycle ends between its look and its use."""
+    clock = Clock()
+    display = ProgressDisplay(stream=io.StringIO(), clock=clock)
+    display.enter_phase("rollout", 1, 3)
+    clock.now += 10.0
+    display.end_cycle(1, {})
+    display.enter_phase("rollout", 2, 3)
+    clock.now += 4.0
+
+    def ending_clock() -> float:
+        display._cycle_began = None
+        return clock.now
+
+    display._clock = ending_clock
+    assert display._seconds_left() == 16.0
+
+
+class EndingStatus(LiveStatus):
+    """A phase that ends right after its total has been looked at."""
+
+    def __getattribute__(self, name: str):
+        value = super().__getattribute__(name)
+        if name == "total" and value is not None:
+            self.total = None
+        return value
+
+
+def test_a_phase_may_end_while_it_is_drawn():
+    assert EndingStatus(phase="rollout", total=4, done=2)._phase_bar().total == 4
+    assert EndingStatus(phase="rollout", total=4, done=2, unit="images")._work() == "2/4 images | 0.0s"
+
+
+@pytest.mark.parametrize("error_stream", [io.StringIO, Terminal], ids=["file", "terminal"])
+def test_standard_error_in_a_file_stays_there(monkeypatch, error_stream):
+    """`2> err.log`: what is written there is not the display's; on the terminal it is drawn above the display."""
+    monkeypatch.setenv("TERM", "xterm")
+    stream, errors = Terminal(), error_stream()
+    monkeypatch.setattr(sys, "stderr", errors)
+    display = ProgressDisplay(stream=stream)
+    display.enter_phase("rollout", 1, 2)
+    sys.stderr.write("a warning\n")
+    display.close()
+    in_file = error_stream is io.StringIO
+    assert ("a warning" in errors.getvalue()) == in_file and ("a warning" in stream.getvalue()) != in_file
+
+
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
@@ -237,6 +285,8 @@ def test_durations(seconds, text):
     [
         (0.0, "0"),
         (1.0, "1"),
+        (12, "12"),
+        (2**53 + 1, "9.01e+15"),
         (0.71041, "0.7104"),
         (0.7, "0.7000"),
         (1234.56, "1235"),

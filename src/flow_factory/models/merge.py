@@ -1,7 +1,7 @@
 """Pipeline folders with trained weights in place, written shard by shard: no model is built, so little memory is used.
 
-Everything that is not trained is copied as it is. W' = W + B A is computed in float32 and rounded once to the dtype of
-the file (alpha / r is folded into B already).
+Everything that is not trained is copied as it is. W' = W + B A is computed in float32 and rounded once, to the dtype of
+the file or to the one asked for (alpha / r is folded into B already).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def copy_pipeline(source: Path, target: Path, without: Sequence[str] = ()) -> No
         without: Components to leave out.
 
     Raises:
-        InputError: If the folder is no pipeline, or a component has no weights in safetensors.
+        InputError: If the folder is no pipeline, its index names something else than folders in it, or a component has
+            no weights in safetensors.
     """
     index_file = source / INDEX
     if not index_file.is_file():
@@ -45,6 +46,12 @@ def copy_pipeline(source: Path, target: Path, without: Sequence[str] = ()) -> No
     for name, value in index.items():
         if not isinstance(value, list) or value == [None, None] or name in without:
             continue
+        # The name becomes a path on both sides, so "../x" or "/x" would read and write outside of the pipelines.
+        if not name.isidentifier():
+            raise InputError(
+                f"{index_file} names a component {name!r}, which is no plain name as 'vae' is; the file is damaged or "
+                f"not to be trusted. Save the pipeline again with save_pretrained."
+            )
         folder = source / name
         if not folder.is_dir():
             raise InputError(f"{index_file} names a component {name!r}, but there is no folder {folder}.")
@@ -87,11 +94,13 @@ def write_component(
         tensors: dict[str, Tensor] = {}
         for name, value in _read(shard):
             if name in pairs:
-                value = _merged(value, *pairs.pop(name), name, source)
-            if dtype is not None and value.is_floating_point():
-                value = value.to(dtype)
-            tensors[name] = value.contiguous()
-            total += value.numel() * value.element_size()
+                weight = _merged(value, *pairs.pop(name), name, source).to(dtype or value.dtype)
+            elif dtype is not None and value.is_floating_point():
+                weight = value.to(dtype)
+            else:
+                weight = value
+            tensors[name] = weight.contiguous()
+            total += weight.numel() * weight.element_size()
         save_file(tensors, target / shard.name, metadata={"format": "pt"})
     if pairs:
         raise InputError(
@@ -136,10 +145,11 @@ def _pairs(lora: Mapping[str, Tensor], source: Path) -> dict[str, tuple[Tensor, 
 
 
 def _merged(weight: Tensor, down: Tensor, up: Tensor, name: str, source: Path) -> Tensor:
+    """W + B A in float32, not yet rounded to what is written."""
     change = up.float() @ down.float()
     if change.shape != weight.shape:
         raise InputError(
             f"the LoRA changes {name!r} by {tuple(change.shape)}, but {source} has {tuple(weight.shape)} there; is "
             f"model.model_name_or_path the model it was trained on?"
         )
-    return (weight.float() + change).to(weight.dtype)
+    return weight.float() + change

@@ -23,6 +23,7 @@ def format_duration(seconds: float) -> str:
 
 def format_number(value: float) -> str:
     """Four significant digits, without needless zeros for whole numbers."""
+    value = float(value)  # counts are whole numbers of type int, which have no is_integer before Python 3.12
     if value.is_integer() and abs(value) < 1e6:
         return str(int(value))
     if 1e-3 <= abs(value) < 1e5:

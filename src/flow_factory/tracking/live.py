@@ -8,6 +8,7 @@ reward 0.7104 ▁▂▂▄▃▅▇ | loss 0.01235 | ratio dev 0 | 3.6s a cycle
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ _SHOWN_REWARDS = 24
 @dataclass
 class LiveStatus:
     """What the display shows; drawn anew four times a second.
+
+    It is drawn in a thread of its own while its owner changes it, so what may become None is read only once.
 
     Attributes:
         cycle: The present cycle, 1 for the first; 0 before it.
@@ -77,26 +80,28 @@ class LiveStatus:
             yield Text(self.notice, style="yellow", no_wrap=True, overflow="ellipsis")
 
     def _run_bar(self) -> ProgressBar | Text:
-        if self.total_cycles is None:
+        total_cycles = self.total_cycles
+        if total_cycles is None:
             return Text("")
-        return ProgressBar(total=max(1, self.total_cycles), completed=self.finished)
+        return ProgressBar(total=max(1, total_cycles), completed=self.finished)
 
     def _phase_bar(self) -> ProgressBar | Text:
         if not self.phase:
             return Text("")
-        if self.total is None:
+        total = self.total
+        if total is None:
             return ProgressBar(total=None, pulse=True, animation_time=self.phase_seconds())
-        return ProgressBar(total=max(1, self.total), completed=self.done)
+        return ProgressBar(total=max(1, total), completed=self.done)
 
     def _left(self) -> str:
         left = self.seconds_left()
         return "" if left is None else f"{format_duration(left)} left"
 
     def _work(self) -> str:
-        seconds = self.phase_seconds()
+        seconds, total = self.phase_seconds(), self.total
         fields = []
-        if self.total is not None:
-            fields.append(f"{self.done}/{self.total} {self.unit}")
+        if total is not None:
+            fields.append(f"{self.done}/{total} {self.unit}")
             if self.done and seconds > 0:
                 fields.append(f"{self.done / seconds:.1f} {self.unit}/s")
         return " | ".join([*fields, *([format_duration(seconds)] if self.phase else [])])
@@ -113,7 +118,10 @@ class LiveDisplay:
     def __init__(self, console: Console, status: LiveStatus) -> None:
         self.console = console
         self._status = status
-        self._live = Live(status, console=console, refresh_per_second=4, transient=True)
+        # Standard error is drawn above the display only where it would tear it: with `2> file` it belongs in the file.
+        self._live = Live(
+            status, console=console, refresh_per_second=4, transient=True, redirect_stderr=sys.stderr.isatty()
+        )
 
     def start(self) -> None:
         """Shows it; does nothing if it is shown already."""

@@ -175,8 +175,9 @@ class ProgressDisplay:
         if self._total_cycles is None or not self._cycle_seconds or finished >= self._total_cycles:
             return None
         left = self._cycle_length() * (self._total_cycles - finished)
-        if self._cycle_began is not None:
-            left -= min(self._clock() - self._cycle_began, self._cycle_length())
+        began = self._cycle_began  # read once: the display asks from its own thread while a cycle ends in another
+        if began is not None:
+            left -= min(self._clock() - began, self._cycle_length())
         return left
 
     def line(self, text: str) -> None:
