@@ -70,6 +70,7 @@ def test_full_weights_beneath_a_lora_belong_to_the_base(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"checkpoint": "7"}, "has no checkpoint 7; there are 1, 2"),
+        ({"checkpoint": "²"}, "--checkpoint ²: neither a number nor a checkpoint's folder; there are 1, 2"),
         ({"checkpoint": "nowhere"}, "--checkpoint nowhere: neither a number nor a checkpoint's folder; there are 1, 2"),
         ({"overrides": ["eval.guidanse_scale=1"]}, "did you mean eval.guidance_scale"),
         ({"overrides": ["model.finetune_type=full"]}, "holds lora weights, but model.finetune_type"),
@@ -79,6 +80,19 @@ def test_what_a_run_does_not_have(tmp_path: Path, arguments: dict[str, object], 
     run = make_run(tmp_path)
     with pytest.raises(InputError, match=message):
         open_source(str(run), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights would be sampled with this run's configuration and called this run's."""
+    run, other = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    for name in (other / "checkpoints" / "checkpoint-000001", other, run, "../../../../b/save/run/checkpoints"):
+        with pytest.raises(InputError, match=r"is not in .*Give a checkpoint of this run \(there are 1, 2\)"):
+            select_weights(run, str(name))
+    link = tmp_path / "link"  # the same run by another path is no other run
+    link.symlink_to(run)
+    assert select_weights(link, str(run / "checkpoints" / "checkpoint-000001")).step == 1
+    monkeypatch.chdir(run / "checkpoints")
+    assert select_weights(run, "./checkpoint-000001").step == 1
 
 
 def test_an_average_that_the_run_does_not_keep(tmp_path: Path) -> None:

@@ -47,12 +47,12 @@ def select_weights(run: Path, checkpoint: str | None = None, averaged: bool | No
 
     Args:
         run: The run folder.
-        checkpoint: A checkpoint's number or its folder; None is the newest.
+        checkpoint: A checkpoint's number or its folder in this run; None is the newest.
         averaged: The moving average or the live weights; None prefers the average, which evaluations show.
 
     Raises:
-        InputError: If there is no such checkpoint, its weights are damaged, or it keeps no average and one is asked
-            for.
+        InputError: If this run has no such checkpoint, its weights are damaged, or it keeps no average and one is
+            asked for.
     """
     folder = _checkpoint_folder(run, checkpoint)
     manifest = read_manifest(folder)
@@ -85,7 +85,7 @@ def _checkpoint_folder(run: Path, checkpoint: str | None) -> Path:
                 f"cycles, at the end, and when a run is stopped by a signal."
             )
         return found[max(found)]
-    if checkpoint.isdigit():
+    if checkpoint.isdecimal():  # isdigit also holds for '²', which int() does not read
         if int(checkpoint) not in found:
             raise InputError(f"{run} has no checkpoint {int(checkpoint)}; {present}.")
         return found[int(checkpoint)]
@@ -93,6 +93,11 @@ def _checkpoint_folder(run: Path, checkpoint: str | None) -> Path:
     path = path if path.is_dir() else run / "checkpoints" / checkpoint
     if not path.is_dir():
         raise InputError(f"--checkpoint {checkpoint}: neither a number nor a checkpoint's folder; {present}.")
+    if path.resolve().parent != (run / "checkpoints").resolve():
+        raise InputError(
+            f"--checkpoint {checkpoint} is not in {run / 'checkpoints'}, and the weights would be shown under "
+            f"this one's name and configuration. Give a checkpoint of this run ({present}), or the other run's folder."
+        )
     return path
 
 
