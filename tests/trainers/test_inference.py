@@ -98,6 +98,11 @@ def test_the_exported_lora_gives_the_pictures_of_sample_in_plain_diffusers(
         theirs = numpy.asarray(plain(pipeline, picture, scale, "pil"))
         ours = numpy.asarray(Image.open(tmp_path / "own" / entry["file"]))
         assert numpy.array_equal(theirs, ours)
+        noise = torch.Generator().manual_seed(entry["torch_seed"])
+        again = pipeline(**entry["call"], generator=noise).images[0]  # from the record alone
+        assert numpy.array_equal(numpy.asarray(again), ours)
+        assert entry["call"]["guidance_scale"] == scale and entry["call"]["max_sequence_length"] == 8
+        assert entry["precision"]["compute_dtype"] == entry["precision"]["weight_dtypes"]["transformer"] == "float32"
     assert all(not torch.equal(b.latents, t.latents) for b, t in zip(*made.values(), strict=True))
 
 

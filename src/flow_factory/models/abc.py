@@ -181,6 +181,22 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """
         return GuidanceSpec(scale=guidance_scale)
 
+    @classmethod
+    def call_arguments(cls, guidance_scale: float, generation: Any) -> dict[str, Any]:
+        """Arguments of the pipeline's `__call__` that mean the same as the configuration's guidance and own fields.
+
+        By default all have the pipeline's names; a model overrides this where one is called otherwise, or where the
+        pipeline has to be told what the adapter always does. Records and model cards are written with it.
+
+        Args:
+            guidance_scale: As in `guidance`.
+            generation: The model-specific fields of `train:` or `eval:`.
+
+        Returns:
+            Argument name to a value that JSON can hold, beside prompt, size, steps and generator.
+        """
+        return {"guidance_scale": guidance_scale, **asdict(generation)}
+
     def collate_conditions(self, conditions: Sequence[ConditionT]) -> ConditionT:
         """Joins conditions along the batch; models with ragged conditions pad here."""
         return type(conditions[0]).cat(list(conditions))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from flow_factory.checkpoints.selection import SavedWeights
 from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
 from flow_factory.hparams.builtin import is_builtin
+from flow_factory.models.registry import get_adapter_class
 from flow_factory.tracking.metrics import read_metrics
 
 
@@ -99,14 +101,15 @@ def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
             "LoRA* on the base model, at strength 1. The text encoders are not changed."
         )
     evaluation = config.eval_args
-    arguments = [
-        f"num_inference_steps={evaluation.num_inference_steps}",
-        f"guidance_scale={evaluation.guidance_scale}",
-        f"height={evaluation.resolution[0]}",
-        f"width={evaluation.resolution[1]}",
-    ]
-    if hasattr(config.eval_generation, "max_sequence_length"):
-        arguments.append(f"max_sequence_length={config.eval_generation.max_sequence_length}")
+    height, width = evaluation.resolution
+    adapter_class = get_adapter_class(config.model_args.model_type)
+    call = {
+        "num_inference_steps": evaluation.num_inference_steps,
+        "height": height,
+        "width": width,
+        **adapter_class.call_arguments(evaluation.guidance_scale, config.eval_generation),
+    }
+    arguments = [f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in call.items()]
     name = config.model_args.model_name_or_path
     lines = ["from diffusers import DiffusionPipeline"]
     if not lora:

@@ -22,6 +22,8 @@ from flow_factory.data_utils.prompt_choice import PromptChoice
 from flow_factory.data_utils.prompt_dataset import PromptRecord, group_id_of
 from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
+from flow_factory.models.abc import BaseAdapter
+from flow_factory.models.components import pipeline_modules
 from flow_factory.samples import BaseSample, ImageSample, NoiseKey, Purpose, derive_seed
 from flow_factory.tracking.grids import save_comparison, save_grid, to_pil
 from flow_factory.trainers import setup
@@ -43,7 +45,8 @@ class Picture:
         image: uint8 [C, H, W].
         latents: Final latents, float32 [C, h, w] (of the first component).
         torch_seed: Seed of the initial noise for `torch.Generator().manual_seed`.
-        plan: Size, steps and guidance.
+        call: Arguments of the pipeline's `__call__`: prompts, size, steps, guidance and the model's own.
+        precision: What else the bits depend on; see `_precision`.
     """
 
     choice: PromptChoice
@@ -51,7 +54,8 @@ class Picture:
     image: Tensor
     latents: Tensor
     torch_seed: int
-    plan: RolloutPlan
+    call: dict[str, Any]
+    precision: dict[str, Any]
 
 
 def check_makes_pictures(config: Arguments) -> None:
@@ -135,7 +139,39 @@ def _make(
     final = next(iter(sample.trajectory.states.values()))
     latents = next(tensor for _, tensor in final.items())
     torch_seed = derive_seed(key.seed, Purpose.INITIAL, cycle=key.cycle, group_id=key.group_id, member=key.member)
-    return Picture(choice, variant, sample.image, latents.float().cpu(), torch_seed, plan)
+    call = _pipeline_call(config, adapter, choice, plan)
+    return Picture(choice, variant, sample.image, latents.float().cpu(), torch_seed, call, _precision(config, adapter))
+
+
+def _pipeline_call(
+    config: Arguments, adapter: BaseAdapter[Any], choice: PromptChoice, plan: RolloutPlan
+) -> dict[str, Any]:
+    scale = setup.eval_guidance_scale(config, choice.source)
+    call = {
+        "prompt": choice.prompt,
+        "height": plan.height,
+        "width": plan.width,
+        "num_inference_steps": plan.num_inference_steps,
+        **adapter.call_arguments(scale, config.eval_generation),
+    }
+    if choice.negative_prompt is not None and plan.guidance.needs_negative():
+        call["negative_prompt"] = choice.negative_prompt
+    return call
+
+
+def _precision(config: Arguments, adapter: BaseAdapter[Any]) -> dict[str, Any]:
+    """Device, `mixed_precision`, the dtype of the trained network's products, and that of each component's weights."""
+    modules = pipeline_modules(adapter.pipeline)
+    return {
+        "device": adapter.device.type,
+        "mixed_precision": config.mixed_precision,
+        "compute_dtype": _name(adapter.compute_dtype),
+        "weight_dtypes": {name: _name(next(module.parameters()).dtype) for name, module in modules.items()},
+    }
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def write_pictures(folder: Path, made: dict[Variant, list[Picture]], facts: dict[str, Any]) -> None:
@@ -163,10 +199,8 @@ def write_pictures(folder: Path, made: dict[Variant, list[Picture]], facts: dict
                     "member": choice.member,
                     "weights": variant,
                     "torch_seed": picture.torch_seed,
-                    "height": picture.plan.height,
-                    "width": picture.plan.width,
-                    "num_inference_steps": picture.plan.num_inference_steps,
-                    "guidance_scale": picture.plan.guidance.scale,
+                    "call": picture.call,
+                    "precision": picture.precision,
                 }
             )
     first = next(iter(made.values()))[:_MAX_GRID]
@@ -176,7 +210,7 @@ def write_pictures(folder: Path, made: dict[Variant, list[Picture]], facts: dict
         save_comparison(rows, captions, folder / GRID)
     else:
         save_grid([p.image for p in first], folder / GRID, captions=captions)
-    record = {"format": "flow-factory samples", "format_version": 1, **facts, "pictures": listed}
+    record = {"format": "flow-factory samples", "format_version": 2, **facts, "pictures": listed}
     (folder / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

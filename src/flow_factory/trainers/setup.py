@@ -362,18 +362,16 @@ def build_eval_plan(config: Arguments, adapter: BaseAdapter[Any], dataset: str |
         dataset: Name of the dataset; None is for prompts of no dataset: `eval:` alone.
     """
     arguments = config.eval_args
-    source = next((s for s in config.data_args.sources() if s.name == dataset), None)
-    spec = (None if source is None else source.eval) or DatasetEvalSpec()
+    spec = _eval_spec(config, dataset)
     height, width = spec.resolution or arguments.resolution
     num_steps = spec.num_inference_steps or arguments.num_inference_steps
-    scale = arguments.guidance_scale if spec.guidance_scale is None else spec.guidance_scale
     grid = run_grid(adapter, num_steps, height, width)
     return RolloutPlan(
         grid=grid,
         candidates=(),
         window=(),
         noise_levels=(0.0,) * grid.length,
-        guidance=adapter.guidance(scale, config.eval_generation),
+        guidance=adapter.guidance(eval_guidance_scale(config, dataset), config.eval_generation),
         num_inference_steps=num_steps,
         height=height,
         width=width,
@@ -381,6 +379,17 @@ def build_eval_plan(config: Arguments, adapter: BaseAdapter[Any], dataset: str |
         log_prob_normalised=True,
         storage_dtype=torch.float32,
     )
+
+
+def eval_guidance_scale(config: Arguments, dataset: str | None) -> float:
+    """The guidance scale, as a user gives it, of a dataset's evaluation; None is for prompts of no dataset."""
+    scale = _eval_spec(config, dataset).guidance_scale
+    return config.eval_args.guidance_scale if scale is None else scale
+
+
+def _eval_spec(config: Arguments, dataset: str | None) -> DatasetEvalSpec:
+    source = next((s for s in config.data_args.sources() if s.name == dataset), None)
+    return (None if source is None else source.eval) or DatasetEvalSpec()
 
 
 def build_checkpointer(config: Arguments, run_dir: Path, comm: Comm) -> Checkpointer:

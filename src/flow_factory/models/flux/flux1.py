@@ -29,6 +29,12 @@ class Flux1Adapter(PackedLatentsAdapter):
         fields = generation or self.config.train_generation
         return GuidanceSpec(scale=fields.true_cfg_scale, embedded=guidance_scale)
 
+    @classmethod
+    def call_arguments(cls, guidance_scale: float, generation: Any) -> dict[str, Any]:
+        arguments = super().call_arguments(guidance_scale, generation)
+        # Without a negative prompt the pipeline leaves true CFG out; the adapter takes the empty one.
+        return arguments | ({"negative_prompt": ""} if generation.true_cfg_scale > 1.0 else {})
+
     def encode_texts(self, texts: list[str], generation: Any) -> Prompts:
         embeds, pooled, _ = self.pipeline.encode_prompt(
             prompt=texts, prompt_2=None, device=self.device, max_sequence_length=generation.max_sequence_length

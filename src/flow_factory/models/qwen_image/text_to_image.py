@@ -34,6 +34,13 @@ class QwenImageAdapter(PackedLatentsAdapter):
     def guidance(self, guidance_scale: float, generation: Any = None) -> GuidanceSpec:
         return GuidanceSpec(scale=guidance_scale, keep_token_norm=True)
 
+    @classmethod
+    def call_arguments(cls, guidance_scale: float, generation: Any) -> dict[str, Any]:
+        arguments = super().call_arguments(guidance_scale, generation)
+        arguments["true_cfg_scale"] = arguments.pop("guidance_scale")
+        # Without a negative prompt the pipeline leaves guidance out; the adapter takes the empty one.
+        return arguments | ({"negative_prompt": ""} if guidance_scale > 1.0 else {})
+
     def encode_texts(self, texts: list[str], generation: Any) -> Prompts:
         embeds, mask = self.pipeline.encode_prompt(
             prompt=texts, device=self.device, max_sequence_length=generation.max_sequence_length

@@ -29,6 +29,13 @@ class SanaAdapter(TextToImageAdapter):
     def load_pipeline(self) -> SanaPipeline:
         return self.load_diffusers(SanaPipeline)
 
+    @classmethod
+    def call_arguments(cls, guidance_scale: float, generation: Any) -> dict[str, Any]:
+        arguments = super().call_arguments(guidance_scale, generation)
+        if not arguments.pop("enhance_prompts"):  # the pipeline's own instruction is its default
+            arguments["complex_human_instruction"] = None
+        return {**arguments, "use_resolution_binning": False}
+
     @torch.no_grad()
     def encode_prompt(
         self,
