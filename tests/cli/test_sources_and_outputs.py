@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from flow_factory.checkpoints.checkpointer import Checkpointer
 from flow_factory.checkpoints.selection import select_weights
+from flow_factory.cli.evaluate import _check_secrets, choose_datasets
 from flow_factory.cli.outputs import choose_file, choose_folder
 from flow_factory.cli.sources import open_source
 from flow_factory.data_utils.prompt_choice import choose_prompts
@@ -167,6 +170,39 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="nothing can be written"):
         choose_folder(tmp_path / "new", "", "samples.json", False)
+
+
+def test_a_dataset_that_no_reward_judges_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    config = make_config(make_folder(tmp_path / "model"), tmp_path)
+    (toy,) = config.data_args.sources()
+    config.data_args.datasets = [toy, dataclasses.replace(toy, name="other", source_id=1)]
+    config.reward_args.reward_configs[0].applicable_datasets = ["toy"]
+    assert [d.name for d in choose_datasets(config, "toy", None)] == ["toy"]
+    for name in (None, "other"):
+        with pytest.raises(InputError, match=r"no reward applies to the dataset 'other'.* rewards\[i\]\.applicable"):
+            choose_datasets(config, name, None)
+    config.reward_args.reward_configs[0].applicable_datasets = None
+    assert len(choose_datasets(config, None, None)) == 2
+    config.reward_args.reward_configs[0].weight = {"toy": 1.0}
+    with pytest.raises(InputError, match="no reward applies to the dataset 'other'"):
+        choose_datasets(config, None, None)
+
+
+@pytest.mark.parametrize(
+    ("params", "place"),
+    [
+        ({"api_key": "<redacted>"}, "api_key"),
+        ({"headers": {"Authorization": "<redacted>"}}, "headers.Authorization"),
+        ({"servers": [{"url": "x"}, {"auth": {"token": "<redacted>"}}]}, "servers[1].auth.token"),
+    ],
+)
+def test_a_secret_is_asked_for_wherever_it_was(tmp_path: Path, params: dict[str, object], place: str) -> None:
+    config = make_config(make_folder(tmp_path / "model"), tmp_path)
+    config.reward_args.reward_configs[0].params = {"timeout": 3, "names": ["a"]}
+    _check_secrets(config)
+    config.reward_args.reward_configs[0].params = params
+    with pytest.raises(InputError, match=re.escape(f"give it again: rewards[0].params.{place}=...")):
+        _check_secrets(config)
 
 
 def test_pictures_are_dealt_evenly_to_the_prompts(tmp_path: Path) -> None:

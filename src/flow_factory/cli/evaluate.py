@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from flow_factory.cli.sources import Averaged, Checkpoint, Overrides, Source, So
 
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments, DatasetArguments
+    from flow_factory.hparams.reward_args import MultiRewardArguments
     from flow_factory.trainers.inference import Variant
 
 _PICTURE = "picture/"  # how picture statistics are named beside the rewards
@@ -78,7 +80,7 @@ def choose_datasets(config: Arguments, name: str | None, split: str | None) -> l
     """The datasets to evaluate, their files read once so that a mistake in them is known now.
 
     Raises:
-        InputError: If there are none, or a name or split is unknown.
+        InputError: If there are none, a name or split is unknown, or no reward applies to one of them.
     """
     from flow_factory.data_utils.prompt_files import find_prompt_file, has_split, read_prompts
     from flow_factory.errors import InputError
@@ -97,6 +99,13 @@ def choose_datasets(config: Arguments, name: str | None, split: str | None) -> l
         spec = dataclasses.replace(spec, split=split or spec.split, enabled=True)
         if not read_prompts(find_prompt_file(source.dataset_dir, spec.split), config.spec.io):
             raise InputError(f"dataset {source.name!r} has no prompts in its split {spec.split!r}.")
+        section, field = _scoring(config)
+        if len(section) and not any(reward.applies_to(source.name) for reward in section.reward_configs):
+            raise InputError(
+                f"no reward applies to the dataset {source.name!r}, so its samples would get no score. Add it to "
+                f"{field}[i].applicable_datasets (and .weight, if that names datasets), or evaluate others with "
+                f"--dataset NAME."
+            )
         chosen.append(dataclasses.replace(source, eval=spec))
     if not chosen:
         raise InputError(
@@ -104,6 +113,13 @@ def choose_datasets(config: Arguments, name: str | None, split: str | None) -> l
             "--dataset NAME, or another file of it with --split S."
         )
     return chosen
+
+
+def _scoring(config: Arguments) -> tuple[MultiRewardArguments, str]:
+    """The rewards that score evaluations, and the name of their section."""
+    if config.eval_reward_args:
+        return config.eval_reward_args, "eval_rewards"
+    return config.reward_args, "rewards"
 
 
 def _check_secrets(config: Arguments) -> None:
@@ -115,19 +131,23 @@ def _check_secrets(config: Arguments) -> None:
     from flow_factory.checkpoints.redaction import REDACTED
     from flow_factory.errors import InputError
 
-    section, field = (
-        (config.reward_args, "rewards")
-        if not config.eval_reward_args
-        else (
-            config.eval_reward_args,
-            "eval_rewards",
-        )
-    )
+    section, field = _scoring(config)
     for index, reward in enumerate(section.reward_configs):
-        for key, value in reward.params.items():
+        for place, value in _leaves(reward.params, f"{field}[{index}].params"):
             if value == REDACTED:
-                place = f"{field}[{index}].params.{key}"
                 raise InputError(f"{place} is not kept in the run's config.yaml; give it again: {place}=...")
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Everything in nested mappings and lists with its place as an override names it: `params.servers[0].token`."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{place}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{place}[{index}]")
+    else:
+        yield place, value
 
 
 def _run(
