@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,8 @@ def work(jobs: list[Record], output: Path, workers: int) -> None:
     known = {identity(record) for record in read(output)}
     missing = [job for job in jobs if identity(job) not in known]
     with ThreadPoolExecutor(workers) as pool, output.open("a") as file:
-        for record in pool.map(run, missing):
+        for done in as_completed([pool.submit(run, job) for job in missing]):
+            record = done.result()
             file.write(json.dumps(record) + "\n")
             file.flush()
             last = record.get("curve", [{}])[-1]

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ STAGE_ONE: list[dict[str, str]] = [
     {"train.learning_rate": "1e-3"},
     {"train.learning_rate": "4e-3"},
     {"scheduler.noise_level": "0.5"},
+    {"scheduler.noise_level": "0.8"},
     {"scheduler.noise_level": "0.9"},
+    {"scheduler.noise_level": "0.9", "scheduler.num_sde_steps": "1"},
     {"scheduler.num_sde_steps": "1"},
     {"scheduler.num_sde_steps": "3"},
     {"scheduler.num_sde_steps": "2", "scheduler.sde_window": "contiguous", "scheduler.sde_window_range": "[0,4]"},
@@ -87,7 +89,10 @@ def search(wanted: list[dict[str, Any]], output: Path, jobs: int) -> None:
     known = {key(record) for record in read(output)}
     missing = [w for w in wanted if key(w) not in known]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool, output.open("a") as file:
-        for record in pool.map(lambda w: run(w["changes"], w["seed"], w["cycles"], Path(folder)), missing):
+        for done in as_completed(
+            [pool.submit(run, w["changes"], w["seed"], w["cycles"], Path(folder)) for w in missing]
+        ):
+            record = done.result()
             file.write(json.dumps(record) + "\n")
             file.flush()
             print(json.dumps(record), flush=True)
