@@ -12,7 +12,7 @@ import pytest
 from flow_factory.checkpoints.checkpointer import Checkpointer
 from flow_factory.checkpoints.selection import select_weights
 from flow_factory.cli.evaluate import _check_secrets, choose_datasets
-from flow_factory.cli.outputs import choose_file, choose_folder
+from flow_factory.cli.outputs import choose_file, choose_folder, write_folder
 from flow_factory.cli.sources import open_source
 from flow_factory.data_utils.prompt_choice import choose_prompts
 from flow_factory.errors import InputError
@@ -144,25 +144,85 @@ def test_nothing_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("samples-run-2").mkdir()
     assert choose_folder(None, "samples-run", "samples.json", False) == Path("samples-run-3")
     Path("eval-run.json").touch()
-    assert choose_file(None, "eval-run.json", False) == Path("eval-run-2.json")
+    assert choose_file(None, "eval-run.json", "f", False) == Path("eval-run-2.json")
 
-    assert choose_folder(Path("samples-run"), "", "samples.json", False) == Path("samples-run")  # it is empty
+    there = tmp_path.resolve() / "samples-run"
+    assert choose_folder(Path("samples-run"), "", "samples.json", False) == there  # it is empty
     Path("samples-run/letter.txt").write_text("dear ...")
     with pytest.raises(InputError, match="is not written over"):
         choose_folder(Path("samples-run"), "", "samples.json", False)
     with pytest.raises(InputError, match=r"no result of this command .*--force does not replace it"):
         choose_folder(Path("samples-run"), "", "samples.json", True)
     Path("samples-run/samples.json").touch()
-    assert choose_folder(Path("samples-run"), "", "samples.json", True) == Path("samples-run")
+    assert choose_folder(Path("samples-run"), "", "samples.json", True) == there
     with pytest.raises(InputError, match="a file of that name"):
         choose_folder(Path("eval-run.json"), "", "samples.json", True)
     with pytest.raises(InputError, match="is not written over"):
-        choose_file(Path("eval-run.json"), "", False)
-    assert choose_file(Path("eval-run.json"), "", True) == Path("eval-run.json")
+        choose_file(Path("eval-run.json"), "", "f", False)
+    for text in ("", "dear ...", "[]", '{"format": "g"}', '{"a": 1}'):
+        Path("eval-run.json").write_text(text)
+        with pytest.raises(InputError, match=r"no result of this command .*--force does not replace it"):
+            choose_file(Path("eval-run.json"), "", "f", True)
+    Path("eval-run.json").write_text('{"format": "f"}')
+    assert choose_file(Path("eval-run.json"), "", "f", True) == Path("eval-run.json")
     with pytest.raises(InputError, match="is a folder"):
-        choose_file(Path("samples-run"), "", True)
+        choose_file(Path("samples-run"), "", "f", True)
     with pytest.raises(InputError, match="is not a folder"):
-        choose_file(Path("eval-run.json/x.json"), "", False)
+        choose_file(Path("eval-run.json/x.json"), "", "f", False)
+
+
+def fill(folder: Path) -> None:
+    (folder / "samples.json").write_text("new")
+
+
+def test_what_came_while_the_result_was_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at a place and the writing there, a model is loaded and pictures are made."""
+    monkeypatch.chdir(tmp_path)
+    target = choose_folder(None, "samples-run", "samples.json", False)
+    for other in ("samples-run", "samples-run-2"):
+        Path(other).mkdir()
+        Path(other, "samples.json").write_text("of another")
+    for force in (False, True):
+        written = write_folder(target, fill, None, "samples.json", force)
+        assert written == Path("samples-run-4" if force else "samples-run-3")
+        assert (written / "samples.json").read_text() == "new"
+    assert Path("samples-run/samples.json").read_text() == Path("samples-run-2/samples.json").read_text()
+
+    output = Path("mine")
+    for force in (False, True):
+        target = choose_folder(output, "", "samples.json", force)
+        output.mkdir()
+        (output / "letter.txt").write_text("dear ...")
+        with pytest.raises(InputError, match="put there in the meantime"):
+            write_folder(target, fill, output, "samples.json", force)
+        assert [p.name for p in output.iterdir()] == ["letter.txt"]
+        (output / "letter.txt").unlink()
+        output.rmdir()
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]  # nor is anything left over
+
+
+def test_an_empty_folder_and_a_former_result_are_replaced(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    for force in (False, True):
+        target = choose_folder(output, "", "samples.json", force)
+        assert write_folder(target, fill, output, "samples.json", force) == target
+        assert [p.name for p in output.iterdir()] == ["samples.json"]
+        (output / "of-before.png").touch()
+
+
+def test_the_present_folder_and_a_link_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for output in (Path("."), Path(".."), here, Path("../here")):
+        with pytest.raises(InputError, match="is the present folder or above it"):
+            choose_folder(output, "", "samples.json", True)
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    write_folder(choose_folder(link, "", "samples.json", False), fill, link, "samples.json", False)
+    assert link.is_symlink() and (tmp_path / "real" / "samples.json").read_text() == "new"
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")

@@ -120,15 +120,22 @@ def atomic_folder(target: str | os.PathLike[str], *, replace: bool = False) -> I
     target = Path(target)
     if target.exists() and not replace:
         raise FileExistsError(f"{target} already exists and is not written over")
+    with unfinished_folder(target) as temporary:
+        yield temporary
+        fsync_tree(temporary)
+        checkpointed("temporary folder is durable")
+        publish_folder(temporary, target, replace=replace)
+
+
+@contextmanager
+def unfinished_folder(target: Path) -> Iterator[Path]:
+    """A hidden sibling of `target` to write into; the body publishes it (`publish_folder`), and an error removes it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _sibling(target, "tmp")
     temporary.mkdir()
     checkpointed("created temporary folder")
     try:
         yield temporary
-        fsync_tree(temporary)
-        checkpointed("temporary folder is durable")
-        publish_folder(temporary, target, replace=replace)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from flow_factory.hparams.reward_args import MultiRewardArguments
     from flow_factory.trainers.inference import Variant
 
+_FORMAT = "flow-factory evaluation"
 _PICTURE = "picture/"  # how picture statistics are named beside the rewards
 
 
@@ -69,11 +71,12 @@ def evaluate(
     check_model(opened.config)
     _check_secrets(opened.config)
     datasets = choose_datasets(opened.config, dataset, split)
-    target = choose_file(output, f"eval-{opened.name}.json", force)
+    place = functools.partial(choose_file, output, f"eval-{opened.name}.json", _FORMAT, force)
+    place()  # a mistake in it is known before anything is sampled
     variants: tuple[Variant, ...] = (
         ("base", "trained") if compare else ("base" if opened.trained is None else "trained",)
     )
-    _run(opened, datasets, samples_per_prompt, opened.config.eval_seed if seed is None else seed, variants, target)
+    _run(opened, datasets, samples_per_prompt, opened.config.eval_seed if seed is None else seed, variants, place)
 
 
 def choose_datasets(config: Arguments, name: str | None, split: str | None) -> list[DatasetArguments]:
@@ -156,7 +159,7 @@ def _run(
     samples_per_prompt: int,
     seed: int,
     variants: tuple[Variant, ...],
-    target: Path,
+    place: Callable[[], Path],
 ) -> None:
     import json
     import os
@@ -187,7 +190,7 @@ def _run(
     if not comm.is_main:
         return
     record: dict[str, Any] = {
-        "format": "flow-factory evaluation",
+        "format": _FORMAT,
         "format_version": 1,
         "name": opened.name,
         "model": config.model_args.model_name_or_path,
@@ -197,10 +200,11 @@ def _run(
         "intervals": METHOD,
         "datasets": {d.name: {"split": d.eval.split if d.eval else None, **results[d.name]} for d in datasets},
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(target, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     _print_tables(record["datasets"], variants)
     typer.echo(f"intervals: {METHOD}")
+    target = place()  # once more: that was minutes ago, and what has come there since stays
+    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(target, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     typer.echo(f"wrote {target}")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flow_factory.cli.errors import DebugOption, guarded
-from flow_factory.cli.outputs import Force, choose_folder
+from flow_factory.cli.outputs import Force, choose_folder, write_folder
 from flow_factory.cli.sources import Averaged, Checkpoint, RunPath, check_model, open_source
 
 
@@ -64,9 +64,10 @@ def export(
     if request.is_pipeline:
         check_model(opened.config)
 
-    from flow_factory.trainers.exporting import export_weights
+    from flow_factory.trainers.exporting import RECORD, export_weights
 
-    files = export_weights(request, target)
+    target = write_folder(target, lambda folder: export_weights(request, folder), output, RECORD, force)
+    files = [path for path in target.rglob("*") if path.is_file()]
     typer.echo(f"weights: {opened.describe(['trained'])}")
-    size = sum((target / file).stat().st_size for file in files)
+    size = sum(file.stat().st_size for file in files)
     typer.echo(f"wrote {len(files)} files ({size / 1e6:.1f} MB) to {target}; README.md there says how to load them")

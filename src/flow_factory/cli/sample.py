@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flow_factory.cli.errors import DebugOption, guarded
-from flow_factory.cli.outputs import Force, choose_folder
+from flow_factory.cli.outputs import Force, choose_folder, write_folder
 from flow_factory.cli.sources import Averaged, Checkpoint, Overrides, Source, SourcePath, check_model, open_source
 
 if TYPE_CHECKING:
     from flow_factory.data_utils.prompt_choice import PromptChoice
     from flow_factory.trainers.inference import Variant
+
+
+_MARKER = "samples.json"
 
 
 @guarded
@@ -76,20 +80,25 @@ def sample(
         raise InputError("--compare shows both; leave out --without-lora.")
     check_model(opened.config)
     choices = choose_prompts(opened.config, prompt or (), prompts, num)
-    target = choose_folder(output, f"samples-{opened.name}", "samples.json", force)
+    target = choose_folder(output, f"samples-{opened.name}", _MARKER, force)
     variants: list[Variant] = (
         ["base", "trained"] if compare else ["base" if without_lora or opened.trained is None else "trained"]
     )
-    _run(opened, choices, variants, opened.config.eval_seed if seed is None else seed, target)
+    seed = opened.config.eval_seed if seed is None else seed
+    fill = _make(opened, choices, variants, seed)
+    written = write_folder(target, fill, output, _MARKER, force)
+    from flow_factory.trainers.sampling import GRID
+
+    typer.echo(f"wrote {len(choices) * len(variants)} pictures and {GRID} to {written}")
 
 
-def _run(opened: Source, choices: list[PromptChoice], variants: list[Variant], seed: int, target: Path) -> None:
+def _make(opened: Source, choices: list[PromptChoice], variants: list[Variant], seed: int) -> Callable[[Path], None]:
+    """Makes the pictures; what is returned writes them into a folder."""
     typer.echo(f"weights: {opened.describe(variants)}")  # at once: what follows imports torch and loads a model
-    from flow_factory.checkpoints.atomic import atomic_folder
     from flow_factory.cli.progress import counting
     from flow_factory.trainers import setup
     from flow_factory.trainers.inference import build_inference_model
-    from flow_factory.trainers.sampling import GRID, check_makes_pictures, make_pictures, write_pictures
+    from flow_factory.trainers.sampling import check_makes_pictures, make_pictures, write_pictures
 
     config = opened.config
     check_makes_pictures(config)
@@ -97,9 +106,7 @@ def _run(opened: Source, choices: list[PromptChoice], variants: list[Variant], s
     model = build_inference_model(config, comm, opened.trained, variants)
     with counting("sample", len(choices) * len(variants)) as advance:
         made = make_pictures(model, config, choices, variants, seed, advance)
-    with atomic_folder(target, replace=True) as folder:
-        write_pictures(folder, made, _facts(opened, seed))
-    typer.echo(f"wrote {len(choices) * len(variants)} pictures and {GRID} to {target}")
+    return lambda folder: write_pictures(folder, made, _facts(opened, seed))
 
 
 def _facts(opened: Source, seed: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flow_factory.checkpoints.atomic import atomic_folder, atomic_write_json
+from flow_factory.checkpoints.atomic import atomic_write_json
 from flow_factory.errors import InputError
 from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.models.components import checkpoint_folder, parse_dtype
@@ -24,26 +24,24 @@ from flow_factory.trainers.model_card import model_card
 RECORD = "export.json"
 
 
-def export_weights(request: ExportRequest, target: Path) -> list[Path]:
-    """Writes the export; `target` appears when it is complete.
+def export_weights(request: ExportRequest, folder: Path) -> None:
+    """Writes the export.
 
-    Returns:
-        The files, relative to `target`.
+    Args:
+        request: What to export.
+        folder: An empty folder; it is not complete before this returns.
 
     Raises:
         InputError: If the weights or the base model cannot be read or do not fit together.
     """
-    with atomic_folder(target, replace=True) as folder:
-        if request.is_pipeline:
-            _write_pipeline(request, folder)
-        else:
-            _write_lora(request, folder)
-        card = model_card(request.config, request.run, request.weights, request.format)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        facts = {"checkpoint": request.weights.checkpoint.name, "averaged": request.weights.averaged}
-        atomic_write_json(folder / RECORD, {"format": "flow-factory export", "layout": request.format, **facts})
-        written = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return written
+    if request.is_pipeline:
+        _write_pipeline(request, folder)
+    else:
+        _write_lora(request, folder)
+    card = model_card(request.config, request.run, request.weights, request.format)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    facts = {"checkpoint": request.weights.checkpoint.name, "averaged": request.weights.averaged}
+    atomic_write_json(folder / RECORD, {"format": "flow-factory export", "layout": request.format, **facts})
 
 
 def comfyui_name(request: ExportRequest) -> str:
