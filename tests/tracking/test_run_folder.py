@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -283,6 +284,29 @@ def test_a_second_process_is_kept_out(make_config, tmp_path):
     assert (folder / "metrics.jsonl").exists()
     release_run_folder(folder)
     assert try_it() == "entered\n"
+
+
+def test_a_report_that_looks_at_the_lock_keeps_no_run_out(tmp_path, monkeypatch):
+    """`is_in_use` holds a shared lock for an instant."""
+    (tmp_path / ".lock").touch()
+    report = (tmp_path / ".lock").open("rb")
+    fcntl.flock(report, fcntl.LOCK_SH)
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            report.close()
+
+    monkeypatch.setattr(run_folder.time, "sleep", pause)
+    run_folder.lock_run_folder(tmp_path)
+    assert len(pauses) == 2
+    release_run_folder(tmp_path)
+    with (tmp_path / ".lock").open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process is running"):
+            run_folder.lock_run_folder(tmp_path)
+    assert sum(pauses[2:]) == pytest.approx(0.5), "half a second is enough for any look"
 
 
 def test_preparing_a_folder_needs_no_torch():

@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -52,6 +53,8 @@ _ATTEMPT_FILES = re.compile(
 )
 
 _MAX_NAME_BYTES = 255
+# `is_in_use` holds a lock for an instant, of which a run that begins just then must not die; a writer keeps it.
+_LOCK_ATTEMPTS, _LOCK_PAUSE = 6, 0.1  # pause in seconds
 
 _locks: dict[Path, int] = {}
 
@@ -233,7 +236,14 @@ def lock_run_folder(folder: Path) -> None:
         return
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for attempt in range(_LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt == _LOCK_ATTEMPTS - 1:
+                    raise
+                time.sleep(_LOCK_PAUSE)
     except BlockingIOError:
         os.close(descriptor)
         raise InputError(
