@@ -151,6 +151,15 @@ def test_extracting_keeps_the_later_of_two_rows_and_the_order() -> None:
     assert found.low[0] == 1.0 and math.isnan(found.low[1])
 
 
+def test_where_the_spread_is_unknown_there_is_no_band() -> None:
+    banded = with_spread(series(1.0, 2.0, 3.0), Series((2,), (0.5,), total=1))
+    assert banded.low[1] == 1.5 and banded.high[1] == 2.5 and banded.has_band
+    assert all(math.isnan(edge) for i in (0, 2) for edge in (banded.low[i], banded.high[i]))
+    unknown = with_spread(series(1.0, 2.0), Series((), ()))
+    assert not unknown.has_band and not series(1.0).has_band
+    assert 'class="band' not in line_chart("c", "t", [Line("a", unknown)], "cycle")
+
+
 def test_thinning_keeps_the_outline() -> None:
     generator = random.Random(1)
     y = [generator.gauss(0, 1) for _ in range(10_000)]

@@ -34,6 +34,26 @@ def spoil_lines(run: Path) -> None:
     (run / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
 
 
+def change(kind: str, **values: str) -> Callable[[Path], None]:
+    """Writes other JSON for some values of the last row of a kind."""
+
+    def damage(run: Path) -> None:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        index = max(i for i, line in enumerate(lines) if json.loads(line)["kind"] == kind)
+        row = {key: json.dumps(value) for key, value in json.loads(lines[index]).items()} | values
+        lines[index] = "{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in row.items()) + "}"
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+    return damage
+
+
+def drop_evaluations(run: Path) -> None:
+    """As a run that was resumed from its first cycle."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["cycle"] <= 1]
+    (run / "metrics.jsonl").write_text("".join(kept))
+
+
 def empty_metrics(run: Path) -> None:
     (run / "metrics.jsonl").write_text("")
 
@@ -66,6 +86,18 @@ def write(name: str, content: bytes) -> Callable[[Path], None]:
         (cut_last_line, "the last line of metrics.jsonl is cut off (line 13) and is left out"),
         (without_line_end, None),
         (spoil_lines, "3 lines cannot be read in metrics.jsonl and are left out: 2, 4, 5"),
+        (change("cycle", time='{"$float": "nan"}'), "1 line cannot be read in metrics.jsonl and is left out: 12"),
+        (change("cycle", time="NaN"), "1 line cannot be read in metrics.jsonl"),
+        (change("cycle", time="1e300"), "1 line cannot be read in metrics.jsonl"),
+        (change("cycle", time="-1e300"), "1 line cannot be read in metrics.jsonl"),
+        (change("cycle", loss=str(10**400)), "1 line cannot be read in metrics.jsonl"),
+        (change("cycle", step=str(10**400)), "1 line cannot be read in metrics.jsonl"),
+        (change("cycle", loss="9" * 5000), "1 line cannot be read in metrics.jsonl"),
+        (change("cycle", **{"seconds/rollout": '"2 s"', "samples": "[]", "time": "null"}), None),
+        (change("cycle", **{"reward/total/mean": "1.7e308", "seconds/rollout": "1e308"}), None),
+        (change("cycle", **{"\udc80": "1.5"}), None),
+        (change("eval", **{"\udc80/strict": "1.5"}), "samples/? holds no picture"),
+        (drop_evaluations, "samples/toy holds pictures after cycle 2, 3 of which metrics.jsonl knows no evaluation"),
         (empty_metrics, "metrics.jsonl holds no rows"),
         (remove("metrics.jsonl"), "metrics.jsonl cannot be read (it is missing)"),
         (remove("config.yaml"), "config.yaml cannot be read (it is missing)"),
@@ -74,6 +106,24 @@ def write(name: str, content: bytes) -> Callable[[Path], None]:
         (write("config.yaml", b"- 1\n"), "config.yaml holds no mapping"),
         (write("config.yaml", b"train: 3\nmodel: [x]\nrewards: {a: 1}\n1: 2\n"), None),
         (write("config.yaml", b"train: {trainer_type: not.Ours}\nmodel: {model_type: nor.This}\n"), None),
+        (write("config.yaml", b"train: {since: 2001-13-45}"), "config.yaml cannot be read (ValueError: month must"),
+        (write("config.yaml", b"train: !!timestamp x"), "config.yaml cannot be read (AttributeError"),
+        (write("config.yaml", b"train: !!int ''"), "config.yaml cannot be read ("),
+        (write("config.yaml", b"a: " + b"[" * 3000 + b"]" * 3000), "config.yaml cannot be read (RecursionError"),
+        (
+            write("config.yaml", b"a: " + b"{a: " * 80 + b"1" + b"}" * 80),
+            "config.yaml cannot be read (ValueError: nest",
+        ),
+        (write("config.yaml", b"a: &a [*a]"), "config.yaml cannot be read (ValueError: nested"),
+        (write("config.yaml", b"a: 0x" + b"f" * 9000), "config.yaml cannot be read (ValueError: an integer of 36000"),
+        (write("config.yaml", b'train: {trainer_type: "\\udc80", "\\udc81": "\\udc82"}\nmodel: {model_type: x}'), None),
+        (
+            write("environment.json", b'{"a": ' * 9000 + b"1" + b"}" * 9000),
+            "environment.json cannot be read (Recursion",
+        ),
+        (write("environment.json", b'{"a": ' * 80 + b"1" + b"}" * 80), "environment.json cannot be read (ValueError"),
+        (write("resolved.json", b'{"trained_parameters": 1' + b"0" * 400 + b"}"), None),
+        (write("result.json", b'{"timings": {"total": 1' + b"0" * 400 + b'}, "ended": 9e9}'), None),
         (remove("environment.json"), "environment.json cannot be read (it is missing)"),
         (write("environment.json", b'{"devices": 3, "world_size": null}'), None),
         (write("resolved.json", b'{"a": '), "resolved.json cannot be read (JSONDecodeError"),
@@ -107,6 +157,17 @@ def test_a_damaged_run_has_a_report_that_says_so(
         assert page.images() or "samples" in (said or "")
     other = make_run(tmp_path / "other")
     Page(write_report([run, other], tmp_path / "both.html").path.read_text(encoding="utf-8"))
+
+
+def test_sheets_of_dropped_evaluations_are_not_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    drop_evaluations(run)
+    page = Page(write_report([run]).path.read_text())
+    assert [content for _, content in page.images()] == [
+        (run / f"samples/toy/cycle-{cycle:06d}.png").read_bytes() for cycle in (0, 1)
+    ]
+    empty_metrics(run)  # rows that tell nothing drop nothing
+    assert len(Page(write_report([run]).path.read_text()).images()) == 4
 
 
 def test_a_lost_line_loses_nothing_else(tmp_path: Path) -> None:

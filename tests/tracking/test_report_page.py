@@ -53,6 +53,23 @@ def test_curves_hold_the_numbers_of_the_run(run: Path) -> None:
         assert expected in titles
 
 
+def test_a_caption_speaks_of_a_band_only_where_there_is_one(tmp_path: Path, run: Path) -> None:
+    assert "The band is one standard deviation" in page_of(run).text
+    folder = make_run(tmp_path / "run")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("reward/group_std", "x").replace("reward/red/std", "y"))
+    with MetricsWriter(metrics) as writer:
+        writer.log({"reward/red/mean": 9.0}, 9, "cycle", 4)  # apart from the total: red has a chart of its own
+    page = page_of(folder)
+    assert page.chart("Red") and "he band is" not in page.text
+    assert not any("band" in (attributes.get("class") or "") for _, attributes in page.tags)
+
+
+def test_the_page_tells_no_path_of_the_machine(run: Path) -> None:
+    page = page_of(run)
+    assert str(run.parent) not in page.html and "from first." in page.words
+
+
 def test_every_number_of_a_run_is_in_some_chart(tmp_path: Path) -> None:
     """What no catalogue knows is drawn too: metrics of other algorithms, of several roles and datasets."""
     folder = make_run(tmp_path / "run")
@@ -146,6 +163,8 @@ def test_long_runs_are_thinned_and_say_so(tmp_path: Path) -> None:
     with MetricsWriter(folder / "metrics.jsonl") as writer:
         for step in range(7, 10_007):
             writer.log({"default/grad_norm": 1000.0 if step == 5000 else (step % 97) / 97}, step, "update", 4)
+        for cycle in range(4, 60):
+            writer.log({"toy/strict": 0.5}, 10_007, "eval", cycle)
     for cycle in range(4, 60):
         write_grid(folder, cycle)
     report = write_report([folder])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flow_factory.checkpoints.atomic import atomic_write_text
+from flow_factory.checkpoints.atomic import atomic_write_bytes
 from flow_factory.errors import InputError
 from flow_factory.tracking.report.page import MARK, render_page
 from flow_factory.tracking.report.read import name_apart, read_run
@@ -53,12 +53,12 @@ def write_report(folders: Sequence[str | os.PathLike[str]], output: str | os.Pat
         name_apart(runs)
     page = render_page(runs)
     try:
-        atomic_write_text(target, page)
+        atomic_write_bytes(target, _storable(page).encode("utf-8"))
     except OSError as error:
         raise InputError(
             f"{target} cannot be written: {error.strerror or error}. Give another place (--output)."
         ) from error
-    return Report(target, tuple((run.name, problem) for run in runs for problem in run.problems))
+    return Report(target, tuple((_storable(run.name), _storable(problem)) for run in runs for problem in run.problems))
 
 
 def _target(paths: Sequence[Path], output: str | os.PathLike[str] | None) -> Path:
@@ -73,6 +73,11 @@ def _target(paths: Sequence[Path], output: str | os.PathLike[str] | None) -> Pat
     if target.exists() and not _is_report(target):
         raise InputError(f"{target} exists and is no report, so it is not written over; give another name (--output).")
     return target
+
+
+def _storable(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _is_report(path: Path) -> bool:

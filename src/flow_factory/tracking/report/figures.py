@@ -167,16 +167,11 @@ def _total_figure(runs: Sequence[RunRecord], prefix: str, label: str) -> Figure:
         mean = extract(rows, f"{prefix}reward/total/mean", "cycle")
         return with_spread(mean, extract(rows, f"{prefix}reward/group_std", "cycle"))
 
-    about = (
-        "Weighted sum of the rewards, mean over the cycle's samples. The band is one standard deviation within a group "
-        "(the pictures of one prompt) to each side."
-    )
-    return _figure(
-        "reward",
-        f"{label}reward" if label else "Reward",
-        about,
-        _rewards(_per_run(runs, total, "reward")),
-    )
+    lines = _rewards(_per_run(runs, total, "reward"))
+    about = "Weighted sum of the rewards, mean over the cycle's samples."
+    if any(line.series.has_band for line in lines):
+        about += " The band is one standard deviation within a group (the pictures of one prompt) to each side."
+    return _figure("reward", f"{label}reward" if label else "Reward", about, lines)
 
 
 def _one_reward_figure(
@@ -191,9 +186,11 @@ def _one_reward_figure(
         return with_spread(extract(rows, f"{key}/mean", "cycle"), extract(rows, f"{key}/std", "cycle"))
 
     spread = "lowest to highest score" if edges else "one standard deviation over all samples to each side"
-    about = f"Mean score of the cycle's samples, before weighting; the band is {spread}."
+    lines = _rewards(_per_run(runs, one, name))
+    about = "Mean score of the cycle's samples, before weighting"
+    about += f"; the band is {spread}." if any(line.series.has_band for line in lines) else "."
     title = f"{label}{readable(name).lower()}" if label else readable(name)
-    return _figure("reward", title, about, _rewards(_per_run(runs, one, name)))
+    return _figure("reward", title, about, lines)
 
 
 def _edges(keys: Sequence[str], reward: str) -> tuple[str, str] | None:
@@ -290,27 +287,28 @@ def _time_figures(runs: Sequence[RunRecord]) -> list[Figure]:
     phases = [key for key in _keys(runs, "cycle") if key.startswith(_SECONDS)]
     if len(runs) > 1:
         about = "Seconds of rollout, feedback and optimisation of a cycle."
-        lines = _per_run(runs, lambda run: _derived(run, lambda row: _seconds(row)))
+        lines = _per_run(runs, lambda run: _derived(run, cycle_seconds))
     else:
         about = "Seconds of each phase of a cycle."
         series = [(key[len(_SECONDS) :], extract(runs[0].of_kind("cycle"), key, "cycle")) for key in phases]
         shown = [(name, s) for name, s in series if any(s.y)]  # evaluations happen between cycles
         lines = [Line(name, s, colour=index) for index, (name, s) in enumerate(shown)]
-    speed = _per_run(runs, lambda run: _derived(run, images_per_second), "images per second")
+    speed = _per_run(runs, lambda run: _derived(run, _images_per_second), "images per second")
     return [
         _figure("time", "Seconds a cycle", about, lines),
         _figure("time", "Images per second", "The cycle's samples over its whole time.", speed),
     ]
 
 
-def _seconds(row: dict[str, Any]) -> float | None:
+def cycle_seconds(row: dict[str, Any]) -> float | None:
+    """Seconds of all phases of a cycle row, or None if it does not know them."""
     found = [v for k, v in row.items() if k.startswith(_SECONDS) and is_number(v)]
     return float(sum(found)) if found else None
 
 
-def images_per_second(row: dict[str, Any]) -> float | None:
+def _images_per_second(row: dict[str, Any]) -> float | None:
     """Samples of a cycle row over its seconds, or None if it does not know them."""
-    seconds, samples = _seconds(row), row.get("samples")
+    seconds, samples = cycle_seconds(row), row.get("samples")
     return samples / seconds if seconds and is_number(samples) else None  # type: ignore[operator]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from flow_factory.tracking.formatting import format_duration, format_number
 from flow_factory.tracking.report.catalog import SECTIONS, readable
-from flow_factory.tracking.report.figures import Figure, build_figures
+from flow_factory.tracking.report.figures import Figure, build_figures, cycle_seconds
 from flow_factory.tracking.report.pictures import Gallery, galleries
 from flow_factory.tracking.report.read import RunRecord
 from flow_factory.tracking.report.series import extract, is_number
@@ -28,13 +28,6 @@ from flow_factory.tracking.report.settings import compare_environments, compare_
 # In the head of every report, so that a report is written over and another file is not.
 MARK = '<meta name="generator" content="flow-factory report">'
 
-_STATUS_WORDS = {
-    "finished": "finished",
-    "running": "running",
-    "interrupted": "interrupted",
-    "failed": "failed",
-    "unfinished": "unfinished",
-}
 _AVERAGED_CYCLES = 5
 
 
@@ -79,7 +72,6 @@ def render_page(runs: Sequence[RunRecord], now: float | None = None) -> str:
         title=" and ".join(run.name for run in runs),
         several=several,
         runs=runs,
-        status_words=_STATUS_WORDS,
         facts=_facts(runs),
         headlines=_headlines(runs),
         sections=[
@@ -162,7 +154,7 @@ def _cycles(run: RunRecord) -> str:
 
 def _wall_time(run: RunRecord) -> str:
     times = [row["time"] for row in run.rows if is_number(row.get("time"))]
-    cycles = [_cycle_seconds(row) for row in run.of_kind("cycle")]
+    cycles = [cycle_seconds(row) or 0.0 for row in run.of_kind("cycle")]
     parts = [f"{format_duration(sum(cycles))} in cycles"] if any(cycles) else []
     total = run.result.get("timings", {}).get("total") if isinstance(run.result.get("timings"), dict) else None
     counts = run.result.get("counts") if isinstance(run.result.get("counts"), dict) else {}
@@ -174,14 +166,10 @@ def _wall_time(run: RunRecord) -> str:
     return ", ".join(parts)
 
 
-def _cycle_seconds(row: dict[str, Any]) -> float:
-    return float(sum(value for key, value in row.items() if key.startswith("seconds/") and is_number(value)))
-
-
 def _speed(run: RunRecord) -> str:
     rows = [row for row in run.of_kind("cycle") if is_number(row.get("samples"))]
-    samples, seconds = sum(row["samples"] for row in rows), sum(_cycle_seconds(row) for row in rows)
-    rollout = sum(float(row.get("seconds/rollout") or 0.0) for row in rows)
+    samples, seconds = sum(row["samples"] for row in rows), sum(cycle_seconds(row) or 0.0 for row in rows)
+    rollout = sum(row["seconds/rollout"] for row in rows if is_number(row.get("seconds/rollout")))
     if not seconds or not samples:
         return ""
     text = f"{format_number(samples / seconds)} over the whole cycle"
@@ -257,7 +245,9 @@ def _training_headline(run: RunRecord) -> Headline | None:
     if not count:
         return _headline(y[0], None, "one cycle")
     when = f"mean of the first and last {count} cycles" if count > 1 else "first and last cycle"
-    return _headline(math.fsum(y[:count]) / count, math.fsum(y[-count:]) / count, when)
+    # Divided first: the sum of the largest floats is beyond them.
+    first, last = (math.fsum(value / count for value in part) for part in (y[:count], y[-count:]))
+    return _headline(first, last, when)
 
 
 def _headline(first: float, last: float | None, when: str) -> Headline:

@@ -32,6 +32,12 @@ _RESOLVED = "resolved.json"
 _FIRST_PICTURES = "first.safetensors"
 _HEADER_LIMIT = 16 * 2**20
 _SHOWN_BAD_LINES = 3
+# What parsers raise on content that they do not expect: besides ValueError, what is tagged as a date or a number and
+# is none (AttributeError, IndexError), a tag with a payload of another type (KeyError, TypeError), endless nesting.
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_MAX_DEPTH = 60
+_MAX_BITS = 4096
+_LAST_TIME = 253_402_214_400.0  # the last day of the year 9999, in seconds since the epoch
 _BOOKKEEPING = frozenset({"kind", "cycle", "step", "time"})
 
 
@@ -239,18 +245,24 @@ def _read_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = values.loads(line.decode("utf-8"))
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except _UNREADABLE:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
         return None
-    counters = (row.get("cycle"), row.get("step"))
-    return row if all(type(value) is int for value in counters) else None
+    if not all(type(row.get(counter)) is int for counter in ("cycle", "step")):
+        return None
+    if any(type(value) is int and not is_number(value) for value in row.values()):
+        return None
+    # The time is told as a date, which years have four digits for.
+    when = row.get("time")
+    return row if not is_number(when) or 0 <= when < _LAST_TIME else None
 
 
 def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         value = values.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _check_showable(value)
+    except (OSError, *_UNREADABLE) as error:
         problems.append(f"{path.name} cannot be read ({_reason(error)})")
         return {}
     if not isinstance(value, dict):
@@ -264,13 +276,30 @@ def _read_yaml(path: Path, problems: list[str]) -> dict[str, Any]:
 
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        _check_showable(value)
+    except (OSError, yaml.YAMLError, *_UNREADABLE) as error:
         problems.append(f"{path.name} cannot be read ({_reason(error)}): the settings are not shown")
         return {}
     if not isinstance(value, dict):
         problems.append(f"{path.name} holds no mapping: the settings are not shown")
         return {}
     return {str(key): item for key, item in value.items()}
+
+
+def _check_showable(value: Any, depth: int = 0) -> None:
+    """Raises ValueError for what no table can hold: nesting without end, as of a YAML alias to itself, and integers
+    that Python refuses to write out."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        raise ValueError(f"an integer of {value.bit_length()} bits")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_showable(key, depth + 1)
+            _check_showable(item, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_showable(item, depth + 1)
 
 
 def _read_overrides(path: Path, problems: list[str]) -> frozenset[str] | None:
@@ -303,6 +332,7 @@ def _read_samples(run: RunRecord) -> None:
                 run.problems.append(f"{SAMPLES}/{folder.name}/{path.name} is no whole picture and is left out")
             else:
                 grids.append(GridFile(int(match[1]), path, size))
+        grids = _without_dropped(run, folder.name, grids)
         if grids:
             run.grids[folder.name] = sorted(grids, key=lambda grid: grid.cycle)
             run.captions[folder.name] = _captions(folder / _FIRST_PICTURES)
@@ -311,6 +341,22 @@ def _read_samples(run: RunRecord) -> None:
         if missing and run.setting("eval.num_grid_images", 1) != 0:
             which = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
             run.problems.append(f"{SAMPLES}/{name} holds no picture of the evaluation after cycle {which}")
+
+
+def _without_dropped(run: RunRecord, dataset: str, grids: list[GridFile]) -> list[GridFile]:
+    """The sheets of evaluations that are in the rows: a run that was resumed dropped the rows of later ones.
+
+    Where no row speaks of the dataset, the rows are lost or tell no rewards, and all sheets stay.
+    """
+    known = _evaluated(run).get(dataset, set())
+    dropped = sorted({grid.cycle for grid in grids} - known) if known else []
+    if dropped:
+        which = ", ".join(map(str, dropped[:5])) + (", ..." if len(dropped) > 5 else "")
+        run.problems.append(
+            f"{SAMPLES}/{dataset} holds pictures after cycle {which} of which {METRICS} knows no evaluation; "
+            f"they are left out"
+        )
+    return [grid for grid in grids if grid.cycle not in dropped]
 
 
 def _evaluated(run: RunRecord) -> dict[str, set[int]]:
@@ -344,5 +390,5 @@ def _captions(path: Path) -> list[str]:
             header = json.loads(file.read(min(length, _HEADER_LIMIT)))
         captions = json.loads(header["__metadata__"]["captions"])
         return [str(captions[index]) for index in sorted(captions, key=int)]
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, struct.error, *_UNREADABLE):
         return []  # the pictures carry their captions too; the list only repeats them as text

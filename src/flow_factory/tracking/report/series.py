@@ -9,6 +9,8 @@ from typing import Any
 
 # Points of a curve on the page: two a pixel of the widest chart.
 POINT_LIMIT = 1000
+# Counters of 64 bits; what is larger was never counted, and would not fit into a float.
+LARGEST_INTEGER = 2**63
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,19 @@ class Series:
 
         return Series(of(self.x), of(self.y), of(self.low), of(self.high), total=self.total)
 
+    @property
+    def has_band(self) -> bool:
+        """Whether the spread is known anywhere."""
+        return any(math.isfinite(low) and math.isfinite(high) for low, high in zip(self.low, self.high, strict=True))
+
     def finite(self) -> list[float]:
         """The values that are numbers."""
         return [value for value in self.y if math.isfinite(value)]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a metric can be drawn."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a metric can be drawn: an integer beyond any float cannot."""
+    return isinstance(value, float) or (type(value) is int and abs(value) <= LARGEST_INTEGER)
 
 
 def extract(
@@ -91,9 +98,9 @@ def extract(
 
 
 def with_spread(mean: Series, spread: Series) -> Series:
-    """A mean with a band of one spread to each side; where the spread is not known, the band has no width."""
+    """A mean with a band of one spread to each side; where the spread is not known, there is no band (NaN)."""
     widths = dict(zip(spread.x, spread.y, strict=True))
-    deltas = [widths.get(x, 0.0) for x in mean.x]
+    deltas = [widths.get(x, math.nan) for x in mean.x]
     return Series(
         x=mean.x,
         y=mean.y,

@@ -65,7 +65,7 @@
         const index = line.x.indexOf(x);
         if (index < 0) continue;
         const name = chart.lines.length > 1 ? line.name + ": " : "";
-        const band = line.low ? " (" + number(line.low[index]) + " to " + number(line.high[index]) + ")" : "";
+        const band = line.low && typeof line.low[index] === "number" ? " (" + number(line.low[index]) + " to " + number(line.high[index]) + ")" : "";
         rows.push(name + number(line.y[index]) + band);
       }
       readout.replaceChildren(...rows.map((text) => Object.assign(document.createElement("p"), { textContent: text })));
