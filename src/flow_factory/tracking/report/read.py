@@ -255,7 +255,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
         return None
     # The time is told as a date, which years have four digits for.
     when = row.get("time")
-    return row if not is_number(when) or 0 <= when < _LAST_TIME else None
+    return row if not isinstance(when, (int, float)) or 0 <= when < _LAST_TIME else None
 
 
 def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
