@@ -191,7 +191,11 @@ def test_documents_name_no_machine(document_names: tuple[str, ...] = ("/root", "
 
 def test_readme_is_the_front_door() -> None:
     first_screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:24])
-    assert "![" in first_screen and "pip install -e" in first_screen and "flow-factory train" in first_screen
+    assert "images/report.png" in first_screen and "pip install -e" in first_screen
+    assert "flow-factory train" in first_screen
+    text = (ROOT / "README.md").read_text()
+    for command in ("report", "sample", "eval", "export", "doctor", "check", "config init"):
+        assert f"flow-factory {command}" in text, command
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
