@@ -51,6 +51,24 @@ def in_project(project: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) 
     return check_statically(load_config("run.yaml", overrides))
 
 
+def test_the_config_of_a_copied_run_does_not_go_on_with_the_original(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pitfall: `cp -r save/a copy; train copy/config.yaml` would train the original, which nobody meant."""
+    original, copied = project / "save" / "first", project / "copy"
+    for folder in (original, copied):
+        folder.mkdir(parents=True)
+        text = (project / "run.yaml").read_text() + f"log: {{save_dir: {project / 'save'}, run_name: first}}\n"
+        (folder / "config.yaml").write_text(text)
+        (folder / "metrics.jsonl").write_text("{}\n")
+    monkeypatch.chdir(project)
+    check_statically(load_config("save/first/config.yaml"))
+    with pytest.raises(ConfigError, match=r"would go on with the run in .*first.*log\.run_name=copy"):
+        check_statically(load_config("copy/config.yaml"))
+    check_statically(load_config("copy/config.yaml", [f"log.save_dir={project}", "log.run_name=copy"]))
+    check_statically(load_config("copy/config.yaml", ["log.run_name=another"]))
+
+
 def test_check_prints_what_a_run_would_do(project: Path) -> None:
     done = run("check", "run.yaml", cwd=project)
     assert done.returncode == 0, done.stderr

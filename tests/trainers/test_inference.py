@@ -148,6 +148,8 @@ def test_members_and_seeds_give_other_noise(run: tuple[Path, Any]) -> None:
         ("a red circle", 0, 1),
         ("sky", 1, 0),
     ]
+    with pytest.raises(InputError, match="--num 1 is fewer than the 2 prompts"):
+        choose_prompts(config, ["a red circle", "sky"], None, 1)
     pictures = [
         *make_pictures(model, config, choices, ["trained"], 1)["trained"],
         *make_pictures(model, config, choices, ["trained"], 2)["trained"],

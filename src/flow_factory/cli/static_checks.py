@@ -38,7 +38,7 @@ from flow_factory.registry import import_dotted
 from flow_factory.rewards.build import check_reward_config
 from flow_factory.rewards.registry import reward_keys
 from flow_factory.tracking.backends import require_backend
-from flow_factory.tracking.run_folder import check_run_name
+from flow_factory.tracking.run_folder import CONFIG, check_run_name, holds_run
 
 
 @dataclass
@@ -249,6 +249,7 @@ class _StaticChecker:
             require_backend(log.logging_backend)
         except InputError as error:
             self._add(("log", "logging_backend"), str(error))
+        self._copied_run()
         self._writable(("log", "save_dir"), log.save_dir)
         self._writable(("data", "cache_dir"), self.config.data_args.cache_dir)
         resume = self.config.training_args.resume
@@ -261,6 +262,23 @@ class _StaticChecker:
         weights = self.config.model_args.resume_path
         if weights is not None and not Path(weights).expanduser().exists():
             self._add(("model", "resume_path"), f"{weights!r} does not exist; give a local folder or file.")
+
+    def _copied_run(self) -> None:
+        """The config.yaml of a run folder that was copied or moved still names the old place, and would go on there."""
+        log, origins = self.config.log_args, self.config.origins
+        file = Path(origins.default_place)
+        given = {"log.save_dir", "log.run_name"} & set(origins.overridden())
+        if log.run_name is None or given or file.name != CONFIG or not holds_run(file.parent):
+            return
+        named = Path(log.save_dir).expanduser() / log.run_name
+        here = file.resolve().parent
+        if named.resolve() != here:
+            self._add(
+                ("log", "run_name"),
+                f"{file} lies in the folder of a run, but would go on with the run in {named}. To go on with this one: "
+                f"log.save_dir={here.parent} log.run_name={here.name}; to start another with its settings, give "
+                f"log.run_name a new name.",
+            )
 
     def _writable(self, path: ConfigPath, given: str) -> None:
         """A folder that the run creates, or writes into if it is there; nothing is created here."""

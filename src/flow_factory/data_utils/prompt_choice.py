@@ -49,7 +49,7 @@ def choose_prompts(
             first 16).
 
     Raises:
-        InputError: If a prompt is empty, there are none, or the model needs condition media.
+        InputError: If a prompt is empty, there are none, `count` leaves given texts out, or the model needs media.
     """
     if texts and file is not None:
         raise InputError("--prompt and --prompts are both given; put all prompts into the file, or leave it out.")
@@ -73,6 +73,8 @@ def choose_prompts(
             f"command line takes text alone."
         )
     total = len(rows) if count is None else count
+    if texts and total < len(rows):
+        raise InputError(f"--num {total} is fewer than the {len(rows)} prompts given; raise it, or give fewer prompts.")
     choices = []
     for index, row in enumerate(rows):
         for member in range(-(-max(0, total - index) // len(rows))):
