@@ -2,7 +2,7 @@
 
     python scripts/compare_algorithms.py search --output guidance/data/algorithm_trials.jsonl
     python scripts/compare_algorithms.py final --output guidance/data/algorithm_comparison.jsonl
-    python scripts/compare_algorithms.py show --output guidance/data/algorithm_comparison.jsonl --plot algorithms.svg
+    python scripts/compare_algorithms.py show --output guidance/data/algorithm_comparison.jsonl
 
 The budget is counted in rows that go through the transformer: a row without gradients costs 1, a row with gradients 3
 (its backward costs about two forwards). Each algorithm gets as many whole cycles as fit. `search` tries the settings
@@ -185,7 +185,6 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
-    parser.add_argument("--plot", type=Path, help="Where to draw the comparison (SVG).")
     arguments = parser.parse_args()
     if arguments.what == "search":
         trials = json.loads(TRIALS.read_text())
