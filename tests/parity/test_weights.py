@@ -36,8 +36,7 @@ def test_exported_lora_is_the_same_in_plain_diffusers(bench: Bench, tmp_path: Pa
 def test_names_of_exported_weights(bench: Bench, tmp_path: Path) -> None:
     """The committed list: `<component>.<module as diffusers names it>.lora_{A,B}.weight`, nothing else.
 
-    This is the layout of diffusers' `load_lora_weights` (https://huggingface.co/docs/diffusers/api/loaders/lora), which
-    ComfyUI's `LoraLoader` also maps for the models it knows (`model_lora_keys_unet` in comfy/lora.py).
+    This is the layout of diffusers' `load_lora_weights` (https://huggingface.co/docs/diffusers/api/loaders/lora).
     """
     state = load_file(bench.stirred.export_lora(tmp_path))
     committed = KEYS / f"{bench.case.name}.txt"

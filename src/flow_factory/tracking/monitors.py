@@ -61,7 +61,7 @@ class MonitorBand:
     @classmethod
     def of(cls, values: Sequence[float]) -> MonitorBand:
         """The band of the first cycle, from one value per group."""
-        mean = _mean(values)
+        mean = mean_of(values)
         return cls(mean, len(values), math.fsum((value - mean) ** 2 for value in values), len(values) - 1)
 
     def refined(self, values: Sequence[float]) -> MonitorBand:
@@ -174,7 +174,7 @@ class HackingMonitor:
             else:
                 self.bands[name] = MonitorBand.of(values)
                 self.smoothed[name] = self.bands[name].mean
-            self.smoothed[name] += SMOOTHING * (_mean(values) - self.smoothed[name])
+            self.smoothed[name] += SMOOTHING * (mean_of(values) - self.smoothed[name])
         return [alarm for name in statistics if (alarm := self._judge(name)) is not None]
 
     def reward_has_risen(self) -> bool:
@@ -243,6 +243,6 @@ def _student_within(theta: float, degrees: int) -> float:
     return 2 / math.pi * (theta + sine * total) if odd else sine * total
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean_of(values: Sequence[float]) -> float:
     """Mean with one rounding, whatever the order: ranks may hand over groups in any."""
     return math.fsum(values) / len(values)

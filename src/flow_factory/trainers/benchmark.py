@@ -174,8 +174,8 @@ def _picture_statistics(samples: Sequence[BaseSample]) -> list[dict[str, float]]
         groups[sample.index].append(number)
     for members in groups.values():
         if len(members) > 1:
-            small = torch.stack([thumbnails(shown[number]).mean(dim=0) for number in members])
-            diversity = group_diversity(small)
+            small = torch.stack([thumbnails(shown[number]).flatten() for number in members])
+            diversity = group_diversity(small)  # frame by frame, as the monitor of a run measures it
             for number in members:
                 found[number]["picture/diversity"] = diversity
     return found

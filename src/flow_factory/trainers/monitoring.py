@@ -23,7 +23,7 @@ from flow_factory.samples.statistics import (
     sample_statistics,
     thumbnails,
 )
-from flow_factory.tracking.monitors import HackingMonitor
+from flow_factory.tracking.monitors import HackingMonitor, mean_of
 
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments
@@ -52,7 +52,7 @@ class GroupTable:
 
     def means(self) -> dict[str, float]:
         """`monitor/<name>` to the mean over groups."""
-        return {f"monitor/{name}": _mean(values) for name, values in self.statistics.items()}
+        return {f"monitor/{name}": mean_of(values) for name, values in self.statistics.items()}
 
 
 def measure_groups(samples: Sequence[BaseSample], comm: Comm, weights_of: RewardWeightsOf | None = None) -> GroupTable:
@@ -82,11 +82,11 @@ def measure_groups(samples: Sequence[BaseSample], comm: Comm, weights_of: Reward
         groups.setdefault((rows[index][0], rows[index][1]), []).append(index)
     statistics = _tabulate(columns, stacked, list(groups.values()))
     totals = [[total for i in members if (total := rows[i][3]) is not None] for members in groups.values()]
-    return GroupTable(statistics, [_mean(values) for values in totals if values])
+    return GroupTable(statistics, [mean_of(values) for values in totals if values])
 
 
 def _tabulate(columns: Tensor, small: Tensor, groups: Sequence[Sequence[int]]) -> dict[str, list[float]]:
-    means = [[_mean(column) for column in columns[list(members)].T.tolist()] for members in groups]
+    means = [[mean_of(column) for column in columns[list(members)].T.tolist()] for members in groups]
     statistics = {name: [row[k] for row in means] for k, name in enumerate(PICTURE_STATISTICS)}
     several = [small[list(members)] for members in groups if len(members) > 1]
     if several:
@@ -105,7 +105,7 @@ def measure_dataset(name: str, samples: Sequence[BaseSample], comm: Comm) -> dic
     columns = comm.gather_rows(columns)
     if not columns.shape[0]:
         return {}
-    means = [_mean(column) for column in columns.T.tolist()]
+    means = [mean_of(column) for column in columns.T.tolist()]
     return {f"{name}/monitor/{key}": mean for key, mean in zip(PICTURE_STATISTICS, means, strict=True)}
 
 
@@ -202,8 +202,3 @@ def _total_reward(sample: BaseSample, weights_of: RewardWeightsOf | None) -> flo
     if not scores or any(score is None for score in scores):
         return None
     return math.fsum(w * s for w, s in zip(weights.values(), scores, strict=True) if s is not None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Mean with one rounding, so that it does not depend on the order."""
-    return math.fsum(values) / len(values)
