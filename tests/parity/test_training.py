@@ -122,3 +122,22 @@ def test_a_cycle_of_each_trainer(bench: Bench, cycle: str, tmp_path: Path) -> No
     after = trainer.adapter.trainable_parameters()
     moved = [name for name, value in before.items() if not torch.equal(value, after[name])]
     assert moved and all(torch.isfinite(p).all() for p in after.values())
+
+
+def test_losses_on_noised_samples_are_unguided(bench: Bench, tmp_path: Path) -> None:
+    """Whatever guides the rollout, `kl_cfg: 1` too; a network that takes guidance as an input keeps the rollout's."""
+    trainer: Any = build_trainer(cycle_config(bench, "nft", tmp_path))
+    seen = []
+    predict = trainer.adapter.predict
+
+    def noted(state: LatentState, times: Any, condition: Any, guidance: Any) -> LatentState:
+        seen.append(guidance)
+        return predict(state, times, condition, guidance)
+
+    samples = trainer.sample()
+    batch, point = next((b, p) for b in trainer.microbatches(samples) for p in trainer.noised(b))
+    trainer.adapter.predict = noted
+    for scale in (None, 1.0):
+        trainer.velocity(batch, point, scale)
+    assert seen[0] == seen[1] and not seen[0].needs_negative()
+    assert seen[0].embedded == trainer.rollout_plan.guidance.embedded

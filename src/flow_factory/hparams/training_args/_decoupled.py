@@ -77,8 +77,9 @@ class DecoupledTrainingArguments(TrainingArguments):
         return max(self.time_sampling.num_times(self.num_inference_steps), 1)
 
     def get_preprocess_guidance_scale(self) -> float:
-        """Negative conditions are also needed where only the reference is guided."""
-        return max(self.guidance_scale, float(getattr(self, "kl_cfg", 1.0)))
+        """Negative conditions are also needed where only the reference is guided, which it is above 1."""
+        reference = float(getattr(self, "kl_cfg", 1.0))
+        return max(self.guidance_scale, reference) if reference > 1 else self.guidance_scale
 
 
 @dataclass

@@ -55,7 +55,7 @@ class CRDTrainingArguments(MatchingTrainingArguments):
         "v-based", "KL to the reference. v-based: mean squared difference of velocities."
     )
     kl_beta: NonNegativeFloat = option(0.1, "Weight of the KL term; 0: none.")
-    kl_cfg: PositiveFloat = option(4.5, "Guidance scale of the reference in the KL term.")
+    kl_cfg: PositiveFloat = option(4.5, "Guidance scale of the reference in the KL term; up to 1: none.")
     reward_adaptive_kl: bool = option(
         True, "KL weight grows with the reward of the sample, from 1e-4 (reward 0) to kl_beta (reward 1)."
     )
@@ -90,4 +90,4 @@ class CRDTrainingArguments(MatchingTrainingArguments):
 
     def get_preprocess_guidance_scale(self) -> float:
         """The reference is guided only where there is a KL term."""
-        return max(self.guidance_scale, self.kl_cfg if self.kl_beta > 0 else 1.0)
+        return super().get_preprocess_guidance_scale() if self.kl_beta > 0 else self.guidance_scale

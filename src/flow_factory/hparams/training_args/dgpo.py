@@ -61,7 +61,7 @@ class DGPOTrainingArguments(MatchingTrainingArguments):
         "KL to the reference. v-based: mean squared difference of velocities; x-based: of predicted clean latents.",
     )
     kl_beta: NonNegativeFloat = option(0.0, "Weight of the KL term; 0: none.")
-    kl_cfg: PositiveFloat = option(1.0, "Guidance scale of the reference, in the preference and in the KL.")
+    kl_cfg: PositiveFloat = option(1.0, "Guidance scale of the reference, in preference and KL; up to 1: none.")
     timestep_range: TimestepRange = option(
         (0.0, 0.6),
         "Fractions (lo, hi) of the axis from noise to data that are trained; a number is (0, hi). Of N steps those "

@@ -8,6 +8,7 @@ backward.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -39,8 +40,8 @@ class DecoupledTrainer(BaseTrainer):
         Args:
             batch: The micro-batch.
             point: It, noised.
-            guidance_scale: Classifier-free guidance; None is none. Models whose guidance is a network input keep the
-                rollout's, since a network without it would be another network.
+            guidance_scale: Guidance of a reference, active above 1; None is none. Models whose guidance is a network
+                input get the rollout's where there is none, since a network without it would be another network.
         """
         return self.adapter.predict(point.state, point.times, batch.condition, self._guidance(guidance_scale))
 
@@ -64,9 +65,10 @@ class DecoupledTrainer(BaseTrainer):
         return self.frozen_velocity(self.reference_policy(), batch, point, guidance_scale)
 
     def _guidance(self, scale: float | None) -> GuidanceSpec:
-        if scale is None and self.adapter.spec.guidance == "embedded":
-            return self.rollout_plan.guidance
-        return self.adapter.guidance(1.0 if scale is None else scale)
+        if scale is None or scale <= 1:
+            # Not `adapter.guidance(1.0)`: a model may count guidance from 0, or have a second kind in its own fields.
+            return replace(self.rollout_plan.guidance, scale=1.0)
+        return self.adapter.guidance(scale)
 
     # ------------------------------------------------------------------------------------------------ loss terms
     def add_kl(
