@@ -241,6 +241,37 @@ def test_from_hf_names_the_row_that_cannot_be_used(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "wrote 1 preferences" in result.output and "3 unusable rows" in result.output
 
 
+def test_from_hf_judges_shapes_as_a_viewer_shows_them(tmp_path: Path) -> None:
+    """EXIF orientation 6 turns a wide picture upright."""
+    turned = io.BytesIO()
+    image = Image.new("RGB", (48, 24))
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(turned, "JPEG", exif=exif)
+    tall, wide = encoded(1, (48, 24), "JPEG"), encoded(1, (24, 48), "JPEG")
+    frames = io.BytesIO()
+    image.save(frames, "GIF", save_all=True, append_images=[Image.new("RGB", (48, 24), "red")])
+    table = pick_a_pic(
+        tmp_path / "t.parquet", [1, 1, 0], jpg_0=[turned.getvalue()] * 2 + [frames.getvalue()], jpg_1=[tall, wide, wide]
+    )
+    text = error_of(flow_factory("data", "from-hf", table, tmp_path / "out"))
+    assert "row 1: its pictures have different shapes (24 x 48 and 48 x 24, width x height)" in text
+    result = flow_factory("data", "from-hf", table, tmp_path / "out", "--skip-unusable")
+    assert result.exit_code == 0 and "2 unusable rows" in result.output
+    assert [e.size for e in examples(tmp_path / "out")] == [(48, 24)], "what was written is what training takes"
+
+
+def test_from_hf_names_labels_and_cells_that_are_none(tmp_path: Path) -> None:
+    table = pick_a_pic(tmp_path / "t.parquet", [1, -1, 0])
+    text = error_of(flow_factory("data", "from-hf", table, tmp_path / "out"))
+    assert "row 1: column 'label_0' holds -1; it must be 1 where the first picture is better" in text
+    cells = [{"bytes": None, "path": str(tmp_path / "gone.jpg")}]
+    other = pick_a_pic(tmp_path / "u.parquet", [1], jpg_0=cells)
+    text = error_of(flow_factory("data", "from-hf", other, tmp_path / "out"))
+    assert "row 0: column 'jpg_0' names" in text and "gone.jpg" in text and "No such file" in text
+    assert not (tmp_path / "out").exists()
+
+
 def test_from_hf_lists_the_columns_there_are(tmp_path: Path) -> None:
     table = pick_a_pic(tmp_path / "t.parquet", [1.0])
     text = error_of(flow_factory("data", "from-hf", table, tmp_path / "out", "--prompt-column", "text"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import random
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from flow_factory.data_utils.offline_media import fit_image, image_size, read_image
+from flow_factory.data_utils.offline_media import fit_image, image_size, read_image, same_shape
 from flow_factory.errors import InputError
 
 
@@ -91,3 +94,58 @@ def test_what_cannot_be_decoded_is_named_with_its_line(tmp_path: Path) -> None:
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     with pytest.raises(InputError, match="holds 3 pictures"):
         image_size(tmp_path / "a.gif")
+
+
+@pytest.mark.filterwarnings("ignore")  # PIL warns of some kinds of damage before it raises
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF", "PPM"])
+def test_damage_of_any_kind_is_an_error_of_the_input(tmp_path: Path, kind: str) -> None:
+    """PIL lets through what its parsers happen to raise: struct.error, TypeError, DecompressionBombError and others."""
+    image, path, generator = _gradient(24, 24), tmp_path / "a", random.Random(1)
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    refused = 0
+    for number in range(150):
+        data = bytearray(buffer.getvalue())
+        if number % 2:
+            data = data[: generator.randrange(len(data))]
+        for _ in range(generator.randrange(1, 6) if data else 0):
+            data[generator.randrange(min(len(data), 200))] = generator.randrange(256)
+        path.write_bytes(bytes(data))
+        for function in (image_size, read_image):
+            try:
+                function(path, "d.jsonl:1")
+            except InputError as error:
+                assert str(error).startswith(f"d.jsonl:1: {path} ")
+                refused += 1
+    assert refused > 50
+
+
+def test_a_picture_of_too_many_pixels_is_named(tmp_path: Path) -> None:
+    header = b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 40000, 40000, 1, 24, *[0] * 6)
+    (tmp_path / "a.bmp").write_bytes(header)
+    for function in (image_size, read_image):
+        with pytest.raises(InputError, match=r"^d\.jsonl:2: .*a\.bmp cannot be decoded: .*1600000000 pixels"):
+            function(tmp_path / "a.bmp", "d.jsonl:2")
+
+
+def test_the_preview_behind_a_cameras_picture_is_passed_over(tmp_path: Path) -> None:
+    image = _gradient(48, 32)
+    image.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[_gradient(12, 8)], quality=95)
+    with Image.open(tmp_path / "a.jpg") as written:
+        assert written.format == "MPO" and getattr(written, "n_frames", 1) == 2
+    assert image_size(tmp_path / "a.jpg") == (48, 32)
+    read = np.asarray(read_image(tmp_path / "a.jpg")).astype(int)
+    assert np.abs(read - np.asarray(image).astype(int)).max() <= 24
+
+
+def test_encoded_bytes_are_read_as_their_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    _gradient(8, 6).save(path)
+    assert np.array_equal(np.asarray(read_image(path.read_bytes())), np.asarray(read_image(path)))
+    with pytest.raises(InputError, match="^column 'x' is no picture in a known format"):
+        read_image(b"text", "column 'x'")
+
+
+def test_shapes_agree_to_a_hundredth() -> None:
+    assert same_shape((100, 200), (512, 1024)) and same_shape((1000, 1000), (1000, 1009))
+    assert not same_shape((1000, 1000), (1000, 1011)) and not same_shape((100, 200), (200, 100))

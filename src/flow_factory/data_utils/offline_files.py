@@ -6,14 +6,13 @@ type, its media exist and are of the kind that the model gives, and the arms of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flow_factory.contracts import Modality, PipelineIOContract
 from flow_factory.data_utils.json_lines import decode_line, numbered_lines
-from flow_factory.data_utils.offline_media import DECODABLE, Size, image_size
+from flow_factory.data_utils.offline_media import DECODABLE, Size, image_size, same_shape
 from flow_factory.data_utils.offline_schema import ARMS, Media, StoredExample, Supervision, parse_example
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord, group_id_of, hash_file, hash_parts
 from flow_factory.data_utils.prompt_files import find_prompt_file, media_folders
@@ -22,8 +21,6 @@ from flow_factory.hparams import DatasetArguments
 
 SHOWN_PROBLEMS = 20
 """Bad records that one error message lists."""
-
-_ASPECT_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -276,7 +273,7 @@ class _Reader:
             return None
         (first, size), *others = sizes.items()
         for arm, other in others:
-            if abs(math.log(size[0] * other[1] / (size[1] * other[0]))) > _ASPECT_TOLERANCE:
+            if not same_shape(size, other):
                 complaints.append(
                     f"supervision: {first} is {size[0]} x {size[1]} pixels (height x width) and {arm} "
                     f"{other[0]} x {other[1]}: arms of different shape cannot share their noise. Crop one of them."

@@ -11,14 +11,13 @@ from typing import Any
 
 from PIL import Image
 
-from flow_factory.data_utils.offline_media import read_image
+from flow_factory.data_utils.offline_media import read_image, same_shape
 from flow_factory.data_utils.offline_writer import example_line, new_dataset
 from flow_factory.errors import InputError
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 PICK_A_PIC = ("jpg_0", "jpg_1")
 """Picture columns of a Pick-a-Pic table, beside `caption` and `label_0`."""
-_ASPECT_TOLERANCE = 0.01
 _SHOWN = 20
 
 
@@ -181,8 +180,8 @@ def import_table(
         layout: Its columns.
         target: The dataset to create.
         limit: Stop after so many examples; None: all rows.
-        skip_unusable: Leave out, and count, rows whose text is empty, whose pictures cannot be decoded, or whose
-            pictures have different shapes; otherwise such a row is an error.
+        skip_unusable: Leave out, and count, rows whose text is empty, whose label is none, whose pictures cannot be
+            decoded or have different shapes; otherwise such a row is an error.
         on_row: Called after each row.
 
     Raises:
@@ -194,10 +193,10 @@ def import_table(
             if limit is not None and counts.written == limit:
                 break
             on_row()
-            order = _order(row, layout, counts)
-            if order is None:
-                continue
             try:
+                order = _order(row, layout, counts)
+                if order is None:
+                    continue
                 prompt = _prompt(row[layout.prompt])
                 pictures = [_picture(row[column], column) for column in order]
                 _check_shapes(pictures)
@@ -239,9 +238,14 @@ def _order(row: Mapping[str, Any], layout: TableLayout, counts: ImportCounts) ->
     if layout.label is None:
         return layout.images
     label = row[layout.label]
-    if not isinstance(label, (int, float)) or not math.isfinite(label) or not 0 <= label <= 1:
+    if label is None or (isinstance(label, float) and math.isnan(label)):
         counts.unlabelled += 1
         return None
+    if not isinstance(label, (int, float)) or not 0 <= label <= 1:
+        raise InputError(
+            f"column {layout.label!r} holds {label!r}; it must be 1 where the first picture is better, 0 where the "
+            f"second is, between for a tie, or empty."
+        )
     if 0 < label < 1:
         counts.ties += 1
         return None
@@ -256,23 +260,28 @@ def _prompt(value: Any) -> str:
 
 def _picture(value: Any, column: str) -> tuple[bytes, str, Image.Image]:
     """Bytes, suffix and decoded picture of a cell."""
+    place = f"column {column!r}"
     data = value.get("bytes") if isinstance(value, Mapping) else value
     if data is None and isinstance(value, Mapping) and value.get("path"):
-        data = Path(value["path"]).read_bytes()
+        try:
+            data = Path(value["path"]).read_bytes()
+        except OSError as error:
+            raise InputError(f"{place} names {value['path']!r}: {error.strerror or error}.") from error
     if not isinstance(data, bytes):
-        raise InputError(f"column {column!r} holds a {type(value).__name__}, not an encoded picture.")
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            suffix = ".jpg" if image.format == "JPEG" else f".{(image.format or 'png').lower()}"
-            image.load()
-            return data, suffix, image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(f"column {column!r} cannot be decoded: {error}.") from error
+        raise InputError(f"{place} holds a {type(data).__name__}, not an encoded picture.")
+    image = read_image(data, place)
+    with Image.open(io.BytesIO(data)) as header:
+        kind = header.format
+    # A camera's JPEG with a preview behind it is a JPEG to everything that goes by the suffix.
+    suffix = ".jpg" if kind in ("JPEG", "MPO") else f".{(kind or 'png').lower()}"
+    return data, suffix, image
 
 
 def _check_shapes(pictures: Sequence[tuple[bytes, str, Image.Image]]) -> None:
-    sizes = [image.size for _, _, image in pictures]
-    ratios = [math.log(width / height) for width, height in sizes]
-    if max(ratios) - min(ratios) > _ASPECT_TOLERANCE:
-        shown = " and ".join(f"{w} x {h}" for w, h in sizes)
-        raise InputError(f"its pictures have different shapes ({shown}, width x height).")
+    first, *others = [image.size for _, _, image in pictures]
+    for size in others:
+        if not same_shape(first, size):
+            raise InputError(
+                f"its pictures have different shapes ({first[0]} x {first[1]} and {size[0]} x {size[1]}, width x "
+                f"height)."
+            )

@@ -7,6 +7,9 @@ pixels.
 
 from __future__ import annotations
 
+import io
+import math
+import struct
 import warnings
 from pathlib import Path
 
@@ -21,6 +24,12 @@ Size = tuple[int, int]
 DECODABLE = frozenset({Modality.IMAGE})
 """Kinds of media that can be decoded; the schema knows more."""
 
+# What PIL's decoders let through when a file is damaged: whatever their parsers happen to raise.
+_DAMAGE = (
+    OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error,
+    Image.DecompressionBombError,
+)  # fmt: skip
+_ASPECT_TOLERANCE = 0.01
 _ORIENTATION = 0x0112
 _UPRIGHT = 1
 _TURNED_BY_A_QUARTER = (5, 6, 7, 8)
@@ -41,30 +50,29 @@ def image_size(path: Path, place: str = "") -> Size:
             _check_single(image, path, place)
             width, height = image.size
             turned = _orientation(image) in _TURNED_BY_A_QUARTER
-    except (OSError, SyntaxError, ValueError) as error:
+    except _DAMAGE as error:
         raise _unreadable(path, place, error) from error
     return (width, height) if turned else (height, width)
 
 
-def read_image(path: Path, place: str = "") -> Image.Image:
+def read_image(source: Path | bytes, place: str = "") -> Image.Image:
     """The whole picture in RGB.
 
     Args:
-        path: The picture.
-        place: `file:line` that names it, for messages.
+        source: The picture's file, or its encoded bytes.
+        place: What names it, `file:line` for a file, for messages.
 
     Raises:
-        InputError: If it cannot be decoded to its end, or the file holds several pictures.
+        InputError: If it cannot be decoded to its end, or holds several pictures.
     """
     try:
-        with _opened(path) as image:
-            _check_single(image, path, place)
+        with _opened(source) as image:
+            _check_single(image, source, place)
             turned = _orientation(image) != _UPRIGHT
             image.load()
             return _to_rgb(ImageOps.exif_transpose(image) if turned else image)
-    # PIL's decoders report damage as OSError, SyntaxError (PNG) or ValueError.
-    except (OSError, SyntaxError, ValueError) as error:
-        raise _unreadable(path, place, error) from error
+    except _DAMAGE as error:
+        raise _unreadable(source, place, error) from error
 
 
 def fit_image(image: Image.Image, size: Size) -> Image.Image:
@@ -80,17 +88,23 @@ def fit_image(image: Image.Image, size: Size) -> Image.Image:
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS, centering=(0.5, 0.5))
 
 
-def _opened(path: Path) -> Image.Image:
+def same_shape(one: Size, other: Size) -> bool:
+    """Whether two sizes have one aspect ratio, to one percent: scaled to one size, neither loses more than an edge."""
+    return abs(math.log(one[0] * other[1] / (one[1] * other[0]))) <= _ASPECT_TOLERANCE
+
+
+def _opened(source: Path | bytes) -> Image.Image:
     with warnings.catch_warnings():
         # A picture of 90 to 180 million pixels is only warned of; larger ones raise.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return Image.open(path)
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
-def _check_single(image: Image.Image, path: Path, place: str) -> None:
-    frames = getattr(image, "n_frames", 1)
+def _check_single(image: Image.Image, source: Path | bytes, place: str) -> None:
+    # Cameras write JPEGs with a preview behind the picture (MPO); viewers show the first.
+    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
     if frames > 1:
-        raise InputError(f"{_prefix(place)}{path} holds {frames} pictures; give a file with one.")
+        raise InputError(f"{_subject(source, place)} holds {frames} pictures; give a file with one.")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -111,15 +125,17 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _unreadable(path: Path, place: str, error: BaseException) -> InputError:
+def _unreadable(source: Path | bytes, place: str, error: BaseException) -> InputError:
     if isinstance(error, FileNotFoundError):
         what = "does not exist"
     elif isinstance(error, UnidentifiedImageError):
         what = "is no picture in a known format"
     else:
-        what = f"cannot be decoded: {error}"
-    return InputError(f"{_prefix(place)}{path} {what}; replace the file or remove its record.")
+        what = f"cannot be decoded: {str(error).rstrip('.')}"
+    return InputError(f"{_subject(source, place)} {what}; replace the file or remove its record.")
 
 
-def _prefix(place: str) -> str:
-    return f"{place}: " if place else ""
+def _subject(source: Path | bytes, place: str) -> str:
+    if isinstance(source, bytes):
+        return place
+    return f"{place}: {source}" if place else str(source)
