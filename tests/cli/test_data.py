@@ -113,7 +113,9 @@ def test_check_reads_stored_examples(tmp_path: Path) -> None:
         Path("builtin/tiny-sd3-shapes"), tmp_path, tmp_path / "data", changes={"train.resolution": 64}
     )
     save_config(mapping, config)
-    assert "does not divide the 3 batches" in error_of(flow_factory("check", config))
+    text = error_of(flow_factory("check", config))
+    line = 1 + next(n for n, row in enumerate(config.read_text().split("\n")) if "gradient_accumulation_steps" in row)
+    assert f"train.gradient_accumulation_steps ({config}:{line}): 2 does not divide the 3 batches" in text
     result = flow_factory("check", config, "train.gradient_accumulation_steps=3")
     assert result.exit_code == 0 and "stored examples: 6" in result.output and "group" not in result.output
     (tmp_path / "data" / "images" / "4-0.png").unlink()

@@ -10,6 +10,7 @@ import pytest
 
 from flow_factory.data_utils.offline_plan import OfflinePlan, plan_offline_data
 from flow_factory.errors import InputError
+from flow_factory.hparams import ConfigError
 from tests.trainers.offline_support import make_dataset, offline_config, write_records
 
 
@@ -36,21 +37,33 @@ def test_counts_of_an_epoch(tmp_path: Path) -> None:
 def test_a_dataset_smaller_than_one_global_batch(tmp_path: Path) -> None:
     make_dataset(tmp_path, count=3)
     expected = re.escape(
-        f"{tmp_path / 'train.jsonl'}: 3 stored examples are fewer than one global batch, 4 = per_device_batch_size 2 x "
-        "num_processes 2; lower the batch size or add examples."
+        f"train.per_device_batch_size (the test): 2 x num_processes 2 is a global batch of 4, more than the 3 stored "
+        f"examples of {tmp_path / 'train.jsonl'}; lower the batch size or add examples."
     )
-    with pytest.raises(InputError, match=f"^{expected}$"):
+    with pytest.raises(ConfigError, match=f"^{expected}$"):
         plan(tmp_path, num_processes=2, train__gradient_accumulation_steps=1)
 
 
 def test_accumulation_that_does_not_divide_the_batches(tmp_path: Path) -> None:
     make_dataset(tmp_path, count=11)
-    with pytest.raises(InputError, match="accumulation_steps: 2 does not divide the 5 batches") as caught:
+    with pytest.raises(InputError, match=r"accumulation_steps \(the test\): 2 does not divide the 5") as caught:
         plan(tmp_path)
-    assert f"11 examples of {tmp_path / 'train.jsonl'} in global batches of 2" in str(caught.value)
+    assert f"11 visits to examples of {tmp_path / 'train.jsonl'} in global batches of 2" in str(caught.value)
     assert "use one of 1, 5, or data.max_dataset_size: 8" in str(caught.value)
     assert plan(tmp_path, data__max_dataset_size=8).updates_per_epoch == 2, "the remedy is one"
     assert plan(tmp_path, train__gradient_accumulation_steps=5).updates_per_epoch == 1
+
+
+def test_remedies_for_accumulation_are_remedies(tmp_path: Path) -> None:
+    """Examples that are visited several times, or lie in several datasets, are not what an epoch counts."""
+    make_dataset(tmp_path / "one", count=5)
+    make_dataset(tmp_path / "two", count=5)
+    sources: list[dict[str, Any]] = [
+        {"name": name, "dataset_dir": str(tmp_path / name), "train": {"weight": 1}} for name in ("one", "two")
+    ]
+    for given in (sources, [{**sources[0], "train": {"weight": 2}}]):
+        with pytest.raises(ConfigError, match=r"use one of 1, 5\.$"):
+            plan(tmp_path, data={"datasets": given})
 
 
 def test_a_trainer_refuses_the_other_supervision(tmp_path: Path) -> None:

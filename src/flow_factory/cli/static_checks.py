@@ -127,6 +127,8 @@ class _StaticChecker:
             return  # a trainer that reads data of its own
         try:
             self.report.lines += plan_offline_data(self.config).describe()
+        except ConfigError as error:
+            self.problems += error.problems
         except InputError as error:
             path = ("data", "datasets") if self.config.data_args.datasets is not None else ("data", "dataset_dir")
             self._add(path, str(error))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flow_factory.data_utils.buckets import Size, assign_buckets, bucket_sizes
 from flow_factory.data_utils.offline_files import OfflineExample, OfflineScan, raise_problems, scan_offline_dataset
 from flow_factory.errors import InputError
-from flow_factory.hparams import DatasetTrainSpec, OfflineFlowMatchingTrainingArguments
+from flow_factory.hparams import ConfigError, DatasetTrainSpec, OfflineFlowMatchingTrainingArguments, Problem
 from flow_factory.hparams.local_model import local_folder
 
 if TYPE_CHECKING:
@@ -111,10 +111,12 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
     global_batch = arguments.per_device_batch_size * config.num_processes
     files = tuple(str(scan.path) for scan in scans)
     if len(visits) < global_batch:
-        raise InputError(
-            f"{' and '.join(files)}: {len(visits)} stored examples are fewer than one global batch, "
-            f"{global_batch} = per_device_batch_size {arguments.per_device_batch_size} x num_processes "
-            f"{config.num_processes}; lower the batch size or add examples."
+        raise _config_error(
+            config,
+            ("train", "per_device_batch_size"),
+            f"{arguments.per_device_batch_size} x num_processes {config.num_processes} is a global batch of "
+            f"{global_batch}, more than the {len(visits)} stored examples of {' and '.join(files)}; lower the batch size "
+            f"or add examples.",
         )
     sizes = _training_sizes(config, arguments, [example for example, _ in visits], global_batch)
     entries = tuple(OfflineEntry(e, repeat, size) for (e, repeat), size in zip(visits, sizes, strict=True))
@@ -129,7 +131,7 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
         accumulation_steps=int(arguments.gradient_accumulation_steps),
         files=files,
     )
-    _check_accumulation(plan)
+    _check_accumulation(config, plan)
     return plan
 
 
@@ -157,18 +159,26 @@ def _training_sizes(
     return assign_buckets(pictures, bucket_sizes(resolution, multiple), smallest=global_batch)
 
 
-def _check_accumulation(plan: OfflinePlan) -> None:
+def _check_accumulation(config: Arguments, plan: OfflinePlan) -> None:
     batches, steps = plan.batches_per_epoch, plan.accumulation_steps
     if batches % steps == 0:
         return
     near = [n for n in range(1, batches + 1) if batches % n == 0]
     fewer = batches // steps * steps * plan.global_batch
-    instead = f", or data.max_dataset_size: {fewer}" if fewer and len(plan.buckets) == 1 else ""
-    raise InputError(
-        f"train.gradient_accumulation_steps: {steps} does not divide the {batches} batches that a rank has in an "
-        f"epoch ({len(plan.entries)} examples of {' and '.join(plan.files)} in global batches of {plan.global_batch}), "
-        f"and no window is left unfinished; use one of {_listed(near)}{instead}."
+    # Of one dataset visited once per epoch in one size, examples are visits and any number of them can be left out.
+    plain = len(plan.files) == len(plan.buckets) == 1 and all(entry.repeat == 0 for entry in plan.entries)
+    instead = f", or data.max_dataset_size: {fewer}" if fewer and plain else ""
+    raise _config_error(
+        config,
+        ("train", "gradient_accumulation_steps"),
+        f"{steps} does not divide the {batches} batches that a rank has in an epoch ({len(plan.entries)} visits to "
+        f"examples of {' and '.join(plan.files)} in global batches of {plan.global_batch}), and no window is left "
+        f"unfinished; use one of {_listed(near)}{instead}.",
     )
+
+
+def _config_error(config: Arguments, path: tuple[str, ...], message: str) -> ConfigError:
+    return ConfigError([Problem(path, message, config.origins.place(path))])
 
 
 def _listed(numbers: list[int], limit: int = 12) -> str:
