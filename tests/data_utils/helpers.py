@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
 from flow_factory.hparams import DatasetArguments
-from flow_factory.samples import Condition
+from flow_factory.samples import Condition, ConditionInputs
 
 TEXT_ONLY = PipelineIOContract((MediaSlot(Modality.TEXT, "prompt"),), (Modality.IMAGE,))
 
@@ -39,6 +39,7 @@ class FakeAdapter:
         self.encoded: list[list[str]] = []
         self.negatives: list[Any] = []
         self.generations: list[Any] = []
+        self.inputs: list[list[ConditionInputs]] = []
         self.collated = 0
 
     def encode_prompt(
@@ -56,6 +57,13 @@ class FakeAdapter:
             negative = torch.stack([_bytes(text or "") for text in negative_prompts or [None] * len(prompts)])
         embeds = torch.stack([_bytes(prompt) for prompt in prompts]).to(torch.bfloat16)
         return FakeCondition(embeds, embeds[..., 0] > 0, negative)
+
+    def encode_inputs(
+        self, inputs: Sequence[ConditionInputs], need_negative: bool = False, generation: Any = None
+    ) -> FakeCondition:
+        self.inputs.append(list(inputs))
+        negatives = [i.negative_prompt for i in inputs] if need_negative else None
+        return self.encode_prompt([i.prompt for i in inputs], negatives, need_negative, generation)
 
     def collate_conditions(self, conditions: Sequence[FakeCondition]) -> FakeCondition:
         self.collated += 1
@@ -105,9 +113,9 @@ def run_config(sources: Sequence[DatasetArguments], cache: Path, **data: Any) ->
     return SimpleNamespace(
         data_args=DataArguments(datasets=list(sources), cache_dir=str(cache), **data),
         training_args=SimpleNamespace(
-            seed=42, guidance_scale=scale, get_preprocess_guidance_scale=lambda: preprocess_scale
+            seed=42, guidance_scale=scale, resolution=(16, 24), get_preprocess_guidance_scale=lambda: preprocess_scale
         ),
-        eval_args=SimpleNamespace(guidance_scale=eval_scale, per_device_batch_size=2),
+        eval_args=SimpleNamespace(guidance_scale=eval_scale, per_device_batch_size=2, resolution=(16, 24)),
         model_args=SimpleNamespace(frozen_parameters_dtype="bf16"),
         train_generation=SimpleNamespace(max_sequence_length=77),
         eval_generation=SimpleNamespace(max_sequence_length=55),

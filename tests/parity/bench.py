@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from flow_factory.models.components import place
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.registry import get_adapter_class
 from flow_factory.models.rollout import RolloutOutput
+from flow_factory.samples import ConditionInputs
 from tests.models.support import generators, stir
 from tests.parity.case import Case, Setting
 
@@ -142,12 +144,20 @@ class Bench:
         """The guidance under a setting."""
         return self.fresh.guidance(setting.scale, self.generation(setting))
 
-    def condition(self, adapter: BaseAdapter[Any], setting: Setting, **inputs: Any) -> Any:
-        """Encoded inputs; `inputs` replace some of the case's."""
-        prompts = inputs.get("prompt", self.case.prompts)
-        negatives = inputs.get("negative_prompt", self.case.negatives)
+    def inputs(self, rows: Sequence[int] = (0, 1, 2), **changes: Any) -> list[ConditionInputs]:
+        """The inputs of some rows; `changes` are fields that all of them have otherwise."""
+        case = self.case
+        return [
+            replace(ConditionInputs(case.prompts[i], case.size, case.negatives[i], case.media[i]), **changes)
+            for i in rows
+        ]
+
+    def condition(
+        self, adapter: BaseAdapter[Any], setting: Setting, rows: Sequence[int] = (0, 1, 2), **changes: Any
+    ) -> Any:
+        """The encoded inputs of some rows; `changes` as in `inputs`."""
         need = self.guidance(setting).needs_negative()
-        return adapter.encode_prompt(list(prompts), list(negatives), need, self.generation(setting))
+        return adapter.encode_inputs(self.inputs(rows, **changes), need, self.generation(setting))
 
     # Results -------------------------------------------------------------------------------------------------------
 
@@ -162,20 +172,16 @@ class Bench:
         inputs: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> RolloutOutput:
-        """The adapter's rollout for some rows of the inputs."""
-        given = {
-            "prompt": [self.case.prompts[i] for i in rows],
-            "negative_prompt": [self.case.negatives[i] for i in rows],
-            **(inputs or {}),
-        }
+        """The adapter's rollout for some rows of the inputs; `inputs` changes fields of theirs."""
         height, width = self.case.size
         return adapter.inference(
-            self.condition(adapter, setting, **given),
+            self.condition(adapter, setting, rows, **(inputs or {})),
             initial_generators=generators([SEEDS[i] for i in rows]),
             num_inference_steps=steps or self.case.steps,
             guidance=guidance or self.guidance(setting),
             height=height,
             width=width,
+            generation=self.generation(setting),
             **keywords,
         )
 
@@ -204,6 +210,7 @@ class Bench:
         arguments: dict[str, Any] = {"prompt": [self.case.prompts[i] for i in rows]}
         if self.case.takes_negative:
             arguments["negative_prompt"] = [self.case.negatives[i] or "" for i in rows]
+        arguments |= self.case.media_call([self.case.media[i] for i in rows])
         height, width = self.case.size
         result = self.case.output(
             used(

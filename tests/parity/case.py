@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flow_factory.samples import LatentState
+from flow_factory.samples import LatentState, Media
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Case:
         size: Height and width in pixels, not square.
         steps: num_inference_steps of parity checks.
         prompts, negatives: One per row, of different lengths; a negative may be None.
+        media: Condition media of each row by slot; none for models of text alone.
+        media_call: The same for some rows as arguments of `pipeline(...)`.
         takes_negative: Whether `pipeline(...)` has a negative prompt.
         layout: Named latents as `pipeline(output_type="latent")` returns them, from what the adapter decodes.
         output: The pipeline's result, from its output object.
@@ -100,6 +102,8 @@ class Case:
     steps: int = 4
     prompts: Sequence[str] = ("red dot", "blue bar", "star")
     negatives: Sequence[str | None] = (None, "blur", "blur")
+    media: Sequence[Media] = ({}, {}, {})
+    media_call: Callable[[Sequence[Media]], dict[str, Any]] = lambda rows: {}
     takes_negative: bool = True
     layout: Callable[[Any, LatentState], dict[str, Tensor]] = _only
     output: Callable[[Any], Any] = lambda out: out.images

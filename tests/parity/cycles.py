@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from flow_factory.hparams import Arguments, load_config_from_mapping
+from flow_factory.samples import Video
 from tests.parity.bench import Bench, set_path
+from tests.parity.media import save
 from tests.trainers.offline_support import make_dataset, offline_mapping
 from tests.trainers.support import base_mapping
 
@@ -29,6 +34,7 @@ def cycle_config(bench: Bench, trainer: str, folder: Path) -> Arguments:
 
 def _online(bench: Bench, trainer: str, folder: Path) -> dict[str, Any]:
     mapping = base_mapping(bench.folder, folder)
+    _add_media(bench, folder / "data")
     mapping["train"] |= {
         "trainer_type": trainer,
         "num_inference_steps": bench.case.steps,
@@ -39,6 +45,30 @@ def _online(bench: Bench, trainer: str, folder: Path) -> dict[str, Any]:
     if trainer != "grpo":
         mapping["scheduler"] = {"dynamics_type": "ODE"}
     return mapping
+
+
+def _add_media(bench: Bench, data: Path) -> None:
+    """Writes the prompts again as rows that name condition media, for a model that takes any."""
+    if not any(bench.case.media):
+        return
+    for split in ("train", "test"):
+        text = data / f"{split}.txt"
+        rows = [
+            {"prompt": prompt, **save_media(bench, number % len(bench.case.media), data)}
+            for number, prompt in enumerate(text.read_text().splitlines())
+        ]
+        text.unlink()
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def save_media(bench: Bench, row: int, data: Path) -> dict[str, list[str]]:
+    """Writes the media of a row into the folders of a dataset; returns slot to file names."""
+    names: dict[str, list[str]] = {}
+    for slot, items in bench.case.media[row].items():
+        for number, item in enumerate(items):
+            kind = "images" if isinstance(item, Tensor) else "videos" if isinstance(item, Video) else "audios"
+            names.setdefault(slot, []).append(save(item, data / kind / f"{row}-{slot}-{number}").name)
+    return names
 
 
 def _offline(bench: Bench, folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from flow_factory.models.rollout import RolloutOutput
 from tests.models.support import generators
 from tests.parity.bench import Bench
 from tests.parity.case import Setting
+from tests.parity.media import inverted
 
 
 def named(result: Any) -> dict[str, Tensor]:
@@ -126,9 +127,14 @@ def perturbations(bench: Bench, setting: Setting) -> dict[str, dict[str, Any]]:
     """Input name to the arguments of `roll` that change it."""
     guidance = bench.guidance(setting)
     changes: dict[str, dict[str, Any]] = {
-        "prompt": {"inputs": {"prompt": ["blue car"]}},
-        "negative_prompt": {"inputs": {"negative_prompt": ["dark"]}},
+        "prompt": {"inputs": {"prompt": "blue car"}},
+        "negative_prompt": {"inputs": {"negative_prompt": "dark"}},
     }
+    media = bench.case.media[1]
+    for slot, items in media.items():
+        for number, item in enumerate(items):
+            other = (*items[:number], inverted(item), *items[number + 1 :])
+            changes[f"{slot}[{number}]"] = {"inputs": {"media": {**media, slot: other}}}
     if guidance.needs_negative():
         changes["guidance"] = {"guidance": replace(guidance, scale=guidance.scale + 1)}
     if guidance.embedded is not None:

@@ -1,9 +1,9 @@
 """Encoded prompts on disk, keyed by everything that their values depend on.
 
 A key covers the prompt, the negative prompt (where negatives are encoded), whether they are, the bytes of condition
-media, and the identity given at construction: the encoders' weights, dtype, maximum lengths. So a changed file, encoder
-or setting is noticed, and two runs share what is equal. Entries live in safetensors shards that are written atomically;
-each row carries a checksum.
+media (and then the size of the output), and the identity given at construction: the encoders' weights, dtype, maximum
+lengths. So a changed file, encoder or setting is noticed, and two runs share what is equal. Entries live in safetensors
+shards that are written atomically; each row carries a checksum.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class ShardRow:
     checksum: int
 
 
-def condition_key(record: PromptRecord, identity: Mapping[str, str], need_negative: bool) -> str:
+def condition_key(
+    record: PromptRecord, identity: Mapping[str, str], need_negative: bool, size: tuple[int, int] | None = None
+) -> str:
     """Hex key of a record's encoded condition (see the module's description for what it covers)."""
     parts: list[str | None] = ["encoded with negatives" if need_negative else "encoded without negatives"]
     for name in sorted(identity):
@@ -55,6 +57,8 @@ def condition_key(record: PromptRecord, identity: Mapping[str, str], need_negati
     parts += [record.prompt, record.negative_prompt if need_negative else None]
     for file in record.media:
         parts += [file.slot, file.digest]
+    if record.media and size is not None:  # condition media may be brought to the size of the output
+        parts.append("x".join(map(str, size)))
     return hash_parts(parts).hex()
 
 
@@ -67,6 +71,7 @@ class ConditionCache:
         condition_class: The adapter's condition type, to rebuild rows from tensors.
         encode: Encodes records; called without gradients.
         need_negative: Whether `encode` also encodes negative prompts.
+        size_of: Height and width of a record's output.
         batch_size: How many records are encoded in one call.
         shard_rows: How many rows a shard holds at most.
         memory_bytes: Decoded rows are kept in memory up to this size; the least recently used leave first.
@@ -80,6 +85,7 @@ class ConditionCache:
         condition_class: type[Condition],
         encode: EncodeFn,
         need_negative: bool,
+        size_of: Callable[[PromptRecord], tuple[int, int]] | None = None,
         batch_size: int = 8,
         shard_rows: int = 256,
         memory_bytes: int = 1 << 30,
@@ -88,6 +94,7 @@ class ConditionCache:
         parts = [text for name in sorted(self.identity) for text in (name, self.identity[name])]
         self.folder = Path(folder).expanduser() / "conditions" / hash_parts(parts).hex()
         self.need_negative = need_negative
+        self._size_of = size_of
         self._condition_class = condition_class
         self._encode = encode
         self._batch_size = batch_size
@@ -100,7 +107,8 @@ class ConditionCache:
 
     def key(self, record: PromptRecord) -> str:
         """The record's key."""
-        return condition_key(record, self.identity, self.need_negative)
+        size = None if self._size_of is None else self._size_of(record)
+        return condition_key(record, self.identity, self.need_negative, size)
 
     def prepare(
         self,

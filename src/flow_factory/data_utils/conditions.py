@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 from flow_factory.data_utils.condition_cache import ConditionCache
+from flow_factory.data_utils.media_files import load_media
 from flow_factory.data_utils.prompt_dataset import PromptRecord
 from flow_factory.distributed import Comm
-from flow_factory.samples import Condition
+from flow_factory.samples import Condition, ConditionInputs
 
 if TYPE_CHECKING:
     from flow_factory.contracts import PipelineIOContract
@@ -22,16 +23,19 @@ if TYPE_CHECKING:
 _DROPPED: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 
 
+Size = tuple[int, int]
+"""Height and width in pixels."""
+InputsReader = Callable[[PromptRecord], ConditionInputs]
+
+
 class ConditionEncoder(Protocol):
     """The part of an adapter that loaders use."""
 
     condition_class: ClassVar[type[Condition]]
     """The adapter's condition type."""
 
-    def encode_prompt(
-        self, prompts: list[str], negative_prompts: list[str | None] | None, need_negative: bool, generation: Any
-    ) -> Condition:
-        """Encodes prompts into a condition with one row each, with the model-specific fields of `train:` or `eval:`."""
+    def encode_inputs(self, inputs: list[ConditionInputs], need_negative: bool, generation: Any) -> Condition:
+        """Encodes inputs into a condition with one row each, with the model-specific fields of `train:` or `eval:`."""
         ...
 
     def collate_conditions(self, conditions: list[Any]) -> Any:
@@ -73,11 +77,13 @@ class PromptBatch:
         records: The prompt of each row.
         members: Index of each row inside its group.
         condition: Their conditions, collated, batch B. Batches over the same prompts may share it: not to be modified.
+        inputs: What was encoded, with decoded condition media, where records have any; else None.
     """
 
     records: tuple[PromptRecord, ...]
     members: tuple[int, ...]
     condition: Condition
+    inputs: tuple[ConditionInputs, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -94,12 +100,20 @@ class ConditionSource:
     Args:
         cache: The cache (its files are used only if `prepare` was called on it).
         encoder: The adapter.
+        inputs_of: Reads what a record is generated from, media included.
         on_the_fly: Forget everything at `start_cycle`, so that each prompt is encoded once per cycle.
     """
 
-    def __init__(self, cache: ConditionCache, encoder: ConditionEncoder, on_the_fly: bool = False) -> None:
+    def __init__(
+        self,
+        cache: ConditionCache,
+        encoder: ConditionEncoder,
+        inputs_of: InputsReader | None = None,
+        on_the_fly: bool = False,
+    ) -> None:
         self.cache = cache
         self.encoder = encoder
+        self.inputs_of = inputs_of
         self.on_the_fly = on_the_fly
         self._last: tuple[tuple[str, ...], Condition] | None = None
 
@@ -115,7 +129,13 @@ class ConditionSource:
         if self._last is None or self._last[0] != keys:
             rows = {key: self.cache.row(record, key) for key, record in dict(zip(keys, records, strict=True)).items()}
             self._last = (keys, self.encoder.collate_conditions([rows[key] for key in keys]))
-        return PromptBatch(tuple(records), tuple(members), self._last[1])
+        return PromptBatch(tuple(records), tuple(members), self._last[1], self._inputs(records))
+
+    def _inputs(self, records: Sequence[PromptRecord]) -> tuple[ConditionInputs, ...] | None:
+        if self.inputs_of is None or not any(record.media for record in records):
+            return None
+        read = {record.group_id: self.inputs_of(record) for record in records}  # a group's media are decoded once
+        return tuple(read[record.group_id] for record in records)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
@@ -128,6 +148,7 @@ def build_conditions(
     datasets: Sequence[Iterable[PromptRecord]],
     need_negative: bool,
     generation: Any,
+    size: Size | Callable[[PromptRecord], Size],
 ) -> ConditionSource:
     """Conditions of the datasets' prompts, encoded now unless `data.enable_preprocess` is false. All ranks call it.
 
@@ -138,12 +159,16 @@ def build_conditions(
         datasets: The prompts, in one or several collections.
         need_negative: Whether negative prompts are encoded too.
         generation: The model-specific fields of `train:` or `eval:`, whichever the prompts are for.
+        size: Height and width of the output, of all or of each.
     """
     data = config.data_args
+    size_of = size if callable(size) else lambda record: size
+
+    def inputs_of(record: PromptRecord) -> ConditionInputs:
+        return ConditionInputs(record.prompt, size_of(record), record.negative_prompt, load_media(record.media))
 
     def encode(records: Sequence[PromptRecord]) -> Condition:
-        negatives = [record.negative_prompt for record in records] if need_negative else None
-        return adapter.encode_prompt([record.prompt for record in records], negatives, need_negative, generation)
+        return adapter.encode_inputs([inputs_of(record) for record in records], need_negative, generation)
 
     cache = ConditionCache(
         data.cache_dir,
@@ -153,6 +178,7 @@ def build_conditions(
         condition_class=adapter.condition_class,
         encode=encode,
         need_negative=need_negative,
+        size_of=size_of,
         batch_size=data.preprocessing_batch_size,
     )
     if data.enable_preprocess:
@@ -162,7 +188,7 @@ def build_conditions(
         dropped.add(cache.folder)
         records = [record for dataset in datasets for record in dataset]
         cache.prepare(records, comm, share=_share(data.preprocess_parallelism, comm), force=force)
-    return ConditionSource(cache, adapter, on_the_fly=not data.enable_preprocess)
+    return ConditionSource(cache, adapter, inputs_of, on_the_fly=not data.enable_preprocess)
 
 
 def cache_identity(config: Arguments, adapter: ConditionEncoder, generation: Any) -> dict[str, str]:

@@ -223,7 +223,7 @@ def build_prompt_loaders(
     scales = (train.guidance_scale, train.get_preprocess_guidance_scale())
     need_negative = needs_negative(adapter, *scales, generation=config.train_generation)
     conditions = build_conditions(
-        config, adapter, comm, list(datasets.values()), need_negative, config.train_generation
+        config, adapter, comm, list(datasets.values()), need_negative, config.train_generation, train.resolution
     )
     workers = config.data_args.dataloader_num_workers
 
@@ -253,7 +253,8 @@ def build_eval_loader(config: Arguments, adapter: Adapter, comm: Comm, dataset: 
     )
     scale = evaluation.guidance_scale if spec.guidance_scale is None else spec.guidance_scale
     need_negative = needs_negative(adapter, scale, generation=config.eval_generation)
-    conditions = build_conditions(config, adapter, comm, [loaded], need_negative, config.eval_generation)
+    size = spec.resolution or evaluation.resolution
+    conditions = build_conditions(config, adapter, comm, [loaded], need_negative, config.eval_generation, size)
     return EvalLoader(loaded, conditions, evaluation.per_device_batch_size, comm.rank, comm.world_size)
 
 

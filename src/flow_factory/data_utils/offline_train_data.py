@@ -22,6 +22,7 @@ from flow_factory.data_utils.conditions import Adapter, ConditionSource, build_c
 from flow_factory.data_utils.loaders import BatchLoader
 from flow_factory.data_utils.offline_media import fit_image, read_image
 from flow_factory.data_utils.offline_plan import OfflineEntry, OfflinePlan
+from flow_factory.data_utils.prompt_dataset import PromptRecord
 from flow_factory.distributed import Comm
 from flow_factory.samples import Condition
 from flow_factory.samples.noise import Purpose, derive_seed
@@ -211,7 +212,12 @@ def build_offline_train_dataloader(
     """
     records = [entry.example.record for entry in plan.entries if entry.repeat == 0]
     # Losses on stored examples are never guided, so no negative conditions are needed.
-    conditions = build_conditions(config, adapter, comm, [records], False, config.train_generation)
+    sizes = {(e.example.record.source_id, e.example.record.index): e.size for e in plan.entries}
+
+    def size_of(record: PromptRecord) -> tuple[int, int]:
+        return sizes[record.source_id, record.index]
+
+    conditions = build_conditions(config, adapter, comm, [records], False, config.train_generation, size_of)
     sampler = BucketBatchSampler(
         list(plan.buckets.values()),
         plan.batch,

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flow_factory.data_utils.prompt_files import PromptRow, find_prompt_file, has_split, read_prompts
+from flow_factory.contracts import Modality
+from flow_factory.data_utils.prompt_dataset import MediaFile, media_files
+from flow_factory.data_utils.prompt_files import (
+    PromptRow,
+    check_media_files,
+    find_prompt_file,
+    has_split,
+    media_folders,
+    read_prompts,
+)
 from flow_factory.errors import InputError
 from flow_factory.hparams import DatasetEvalSpec
 
@@ -27,6 +36,7 @@ class PromptChoice:
         index: Row of the prompt in its list, which seeds the noise as it does in evaluations.
         member: Which picture of this prompt, from 0.
         source: Name of the evaluation set, or None for prompts that were given.
+        media: Condition media.
     """
 
     prompt: str
@@ -34,6 +44,7 @@ class PromptChoice:
     index: int
     member: int
     source: str | None
+    media: tuple[MediaFile, ...] = ()
 
 
 def choose_prompts(
@@ -49,36 +60,38 @@ def choose_prompts(
             first 16).
 
     Raises:
-        InputError: If a prompt is empty, there are none, `count` leaves given texts out, or the model needs media.
+        InputError: If a prompt is empty, there are none, `count` leaves given texts out, the model needs media that
+            texts alone do not give, or a media file is missing.
     """
     if texts and file is not None:
         raise InputError("--prompt and --prompts are both given; put all prompts into the file, or leave it out.")
     source: str | None = None
+    path, folders = Path(), {}
     if texts:
+        _check_text_suffices(config)
         rows = [_row(text) for text in texts]
     elif file is not None:
-        rows = read_prompts(file.expanduser(), config.spec.io)
+        path = file.expanduser()
+        rows, folders = read_prompts(path, config.spec.io), media_folders(path.parent)
         if not rows:
             raise InputError(f"--prompts {file} holds no prompts.")
     else:
         dataset = default_dataset(config)
         source = dataset.name
         spec = dataset.eval or DatasetEvalSpec()
-        rows = read_prompts(find_prompt_file(dataset.dataset_dir, spec.split), config.spec.io)[: spec.max_dataset_size]
+        path = find_prompt_file(dataset.dataset_dir, spec.split)
+        folders = media_folders(dataset.dataset_dir, dataset.image_dir, dataset.video_dir, dataset.audio_dir)
+        rows = read_prompts(path, config.spec.io)[: spec.max_dataset_size]
         rows = rows[: DEFAULT_PICTURES if count is None else count]
-    with_media = next((row for row in rows if row.media), None)
-    if with_media is not None:
-        raise InputError(
-            f"the prompt {with_media.prompt!r} names condition media ({with_media.media[0].path}); sampling from the "
-            f"command line takes text alone."
-        )
+    check_media_files(rows, folders, path)
     total = len(rows) if count is None else count
     if texts and total < len(rows):
         raise InputError(f"--num {total} is fewer than the {len(rows)} prompts given; raise it, or give fewer prompts.")
     choices = []
     for index, row in enumerate(rows):
+        media = media_files(row, folders)
         for member in range(-(-max(0, total - index) // len(rows))):
-            choices.append(PromptChoice(row.prompt, row.negative_prompt, index, member, source))
+            choices.append(PromptChoice(row.prompt, row.negative_prompt, index, member, source, media))
     return choices
 
 
@@ -98,6 +111,15 @@ def default_dataset(config: Arguments) -> DatasetArguments:
         "the configuration has no evaluation set whose prompts could be taken: no dataset has a test split. Give "
         "--prompt TEXT or --prompts FILE."
     )
+
+
+def _check_text_suffices(config: Arguments) -> None:
+    needed = [s.name for s in config.spec.io.inputs if s.required and s.modality is not Modality.TEXT]
+    if needed:
+        raise InputError(
+            f"--prompt gives text alone, and {config.model_args.model_type} needs {' and '.join(needed)} as well; give "
+            f"--prompts FILE.jsonl, whose rows name the files."
+        )
 
 
 def _row(text: str) -> PromptRow:

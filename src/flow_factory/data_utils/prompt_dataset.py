@@ -120,6 +120,12 @@ def hash_file(path: Path) -> str:
     return state.hexdigest()
 
 
+def media_files(row: PromptRow, folders: Mapping[Modality, Path]) -> tuple[MediaFile, ...]:
+    """A row's condition media, hashed; they must exist (`check_media_files`)."""
+    found = ((ref, folders[ref.modality] / ref.path) for ref in row.media)
+    return tuple(MediaFile(ref.slot, ref.modality, file, hash_file(file)) for ref, file in found)
+
+
 def load_prompt_dataset(
     dataset: DatasetArguments,
     split: str,
@@ -153,10 +159,7 @@ def load_prompt_dataset(
     for row in rows:
         if max_size is not None and len(records) == max_size:
             break
-        media = tuple(
-            MediaFile(ref.slot, ref.modality, file, hash_file(file))
-            for ref, file in ((ref, folders[ref.modality] / ref.path) for ref in row.media)
-        )
+        media = media_files(row, folders)
         group_id = group_id_of(dataset.name, row.prompt, row.negative_prompt, media)
         earlier = first.setdefault(group_id, row)
         if drop_duplicates and earlier is not row:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from flow_factory.contracts import Modality
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError, RunError
 from flow_factory.hparams import Arguments, ModelSpec, get_model_spec
@@ -32,7 +33,16 @@ from flow_factory.models.parallel import Parallel
 from flow_factory.models.snapshots import Snapshot, load_strict
 from flow_factory.models.variants import Variants
 from flow_factory.models.weights import FIRST_ROLE, LoraWeights, Weights
-from flow_factory.samples import BaseSample, ComponentTimes, Condition, Grid, LatentState, T2ISample
+from flow_factory.samples import (
+    BaseSample,
+    ComponentTimes,
+    Condition,
+    ConditionInputs,
+    Grid,
+    LatentState,
+    T2ISample,
+    condition_fields,
+)
 from flow_factory.scheduler.grid import pipeline_grid
 
 ConditionT = TypeVar("ConditionT", bound=Condition)
@@ -106,9 +116,22 @@ class BaseAdapter(ABC, Generic[ConditionT]):
 
     @abstractmethod
     def prepare_latents(
-        self, condition: ConditionT, generators: Sequence[torch.Generator], height: int, width: int
+        self,
+        condition: ConditionT,
+        generators: Sequence[torch.Generator],
+        height: int,
+        width: int,
+        generation: Any = None,
     ) -> LatentState:
-        """Initial noise, float32 on the device, row i from `generators[i]` as the pipeline would draw it."""
+        """Initial noise, float32 on the device, row i from `generators[i]` as the pipeline would draw it.
+
+        Args:
+            condition: Encoded inputs, or None where only the shape is asked for, which must not depend on them.
+            generators: One per row.
+            height: Pixels.
+            width: Pixels.
+            generation: The model-specific fields of `train:` or `eval:` (`num_frames`); None means `train:`.
+        """
 
     @abstractmethod
     def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Any]:
@@ -130,6 +153,21 @@ class BaseAdapter(ABC, Generic[ConditionT]):
             generation: The model-specific fields of `train:` or `eval:`; None means `train:`.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no text.")
+
+    def encode_inputs(
+        self, inputs: Sequence[ConditionInputs], need_negative: bool = False, generation: Any = None
+    ) -> ConditionT:
+        """Encodes all that B examples are generated from; models that take condition media override it.
+
+        Everything is encoded here, media by the VAE too, once per prompt: the result is cached, and shared by a group.
+
+        Args:
+            inputs: B examples.
+            need_negative: Whether to encode negative prompts.
+            generation: As in `encode_prompt`.
+        """
+        prompts, negatives = [i.prompt for i in inputs], [i.negative_prompt for i in inputs]
+        return self.encode_prompt(prompts, negatives if need_negative else None, need_negative, generation)
 
     def grid_arguments(self, num_steps: int, state: LatentState, condition: Any) -> dict[str, Any]:
         """What the pipeline's `__call__` passes to `set_timesteps` besides the number: `sigmas`, `timesteps`, `mu`."""
@@ -202,7 +240,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         return type(conditions[0]).cat(list(conditions))
 
     def prepare_condition_state(self, condition: ConditionT) -> ConditionT:
-        """Work done once per batch (encoding condition media with the VAE, for instance)."""
+        """Work done once per batch of rollout, replay or loss, on what `encode_inputs` gave."""
         return condition
 
     def offline_guidance(self) -> GuidanceSpec:
@@ -239,9 +277,28 @@ class BaseAdapter(ABC, Generic[ConditionT]):
             f"or --format merged for a whole pipeline."
         )
 
-    def make_sample(self, *, media: Any, **fields: Any) -> BaseSample:
-        """One generated example; `fields` are the other fields of `sample_class`."""
-        return self.sample_class(**{self.media_field: media}, **fields)
+    def media_fields(self, media: Any, generation: Any = None) -> dict[str, Any]:
+        """The fields of `sample_class` that hold one decoded medium, as `decode_latents` gives it.
+
+        Args:
+            media: One of its items.
+            generation: The model-specific fields that it was made with (`frame_rate`); None means `train:`.
+        """
+        return {self.media_field: media}
+
+    def make_sample(
+        self, *, media: Any, inputs: ConditionInputs | None = None, generation: Any = None, **fields: Any
+    ) -> BaseSample:
+        """One generated example.
+
+        Args:
+            media: One item of `decode_latents`.
+            inputs: What it was generated from; its media become `condition_images` and the like, where they exist.
+            generation: The model-specific fields that it was made with; None means `train:`.
+            fields: The other fields of `sample_class`.
+        """
+        given = {} if inputs is None else condition_fields(self.sample_class, inputs)
+        return self.sample_class(**self.media_fields(media, generation), **given, **fields)
 
     # What the base does with it ------------------------------------------------------------------------------------
 
@@ -302,7 +359,9 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     @functools.cached_property
     def _encoders(self) -> tuple[list[str], str]:
         """Names of the encoders and their tokenizers, and a digest of their files, which takes a while."""
-        kinds = ("text_encoder", "tokenizer", "image_encoder", "feature_extractor")
+        kinds = ("text_encoder", "tokenizer", "image_encoder", "feature_extractor", "processor")
+        if self.spec.io.input_modalities != {Modality.TEXT}:
+            kinds += ("vae", "audio_vae")
         names = [name for name in self.pipeline.components if name.startswith(kinds)]
         return names, components.folder_digest(self.checkpoint, names)
 

@@ -48,6 +48,7 @@ def inference(
     guidance: GuidanceSpec,
     height: int,
     width: int,
+    generation: Any = None,
     step_generators: Callable[[int], Sequence[torch.Generator]] | None = None,
     noise_levels: NoiseLevels | None = None,
     dynamics: Dynamics | str = Dynamics.FLOW_SDE,
@@ -73,6 +74,7 @@ def inference(
         guidance: How predictions are combined.
         height: Pixels.
         width: Pixels.
+        generation: The model-specific fields of `train:` or `eval:`; None means `train:`.
         step_generators: Step index to one CPU generator per row; needed for stochastic steps.
         noise_levels: eta of each step, length T, or a function of the grid that gives them; None or 0 = ODE step.
         dynamics: Kernel of the stochastic steps.
@@ -96,7 +98,7 @@ def inference(
             stochastic step without generators, or guidance without negative conditions.
     """
     condition = self.prepare_condition_state(condition.to(self.device))
-    state = self.prepare_latents(condition, initial_generators, height, width)
+    state = self.prepare_latents(condition, initial_generators, height, width, generation)
     make_grid = self.solver_grid if solver == "pipeline" else self.sigma_grid
     grid = make_grid(num_inference_steps, state, condition)
     state = self.initial_state(state, grid)

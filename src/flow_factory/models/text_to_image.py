@@ -47,7 +47,12 @@ class TextToImageAdapter(BaseAdapter[PromptCondition]):
         return self.pipeline.transformer.config.in_channels
 
     def prepare_latents(
-        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
+        self,
+        condition: PromptCondition,
+        generators: Sequence[torch.Generator],
+        height: int,
+        width: int,
+        generation: Any = None,
     ) -> LatentState:
         return LatentState.single(
             self.pipeline.prepare_latents(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -30,6 +30,7 @@ class RolloutPlan:
         window: Steps that are stochastic in this cycle; empty for ODE rollouts.
         noise_levels: eta per step, 0 outside the window.
         guidance: Guidance of rollout and replay.
+        generation: The model-specific fields of `train:` or `eval:`.
         num_inference_steps, height, width: As configured.
         dynamics: Transition kernel.
         log_prob_normalised: Form of the log-probability.
@@ -44,6 +45,7 @@ class RolloutPlan:
     window: tuple[int, ...]
     noise_levels: tuple[float, ...]
     guidance: GuidanceSpec
+    generation: Any
     num_inference_steps: int
     height: int
     width: int
@@ -151,6 +153,7 @@ def rollout_batch(
         noise_levels=plan.noise_levels,
         height=plan.height,
         width=plan.width,
+        generation=plan.generation,
         dynamics=plan.dynamics,
         log_prob_normalised=plan.log_prob_normalised,
         compute_log_prob=compute_log_prob,
@@ -171,6 +174,8 @@ def rollout_batch(
         samples.append(
             adapter.make_sample(
                 media=output.media[row],
+                inputs=None if batch.inputs is None else batch.inputs[row],
+                generation=plan.generation,
                 prompt=record.prompt,
                 negative_prompt=record.negative_prompt,
                 source=record.source,

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from flow_factory.data_utils.conditions import PromptBatch
+from flow_factory.data_utils.media_files import load_media
 from flow_factory.data_utils.prompt_choice import PromptChoice
 from flow_factory.data_utils.prompt_dataset import PromptRecord, group_id_of
 from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.components import pipeline_modules
-from flow_factory.samples import BaseSample, ImageSample, NoiseKey, Purpose, derive_seed
+from flow_factory.samples import BaseSample, ConditionInputs, ImageSample, NoiseKey, Purpose, derive_seed
 from flow_factory.tracking.grids import save_comparison, save_grid, to_pil
 from flow_factory.trainers import setup
 from flow_factory.trainers.inference import InferenceModel, Variant
@@ -112,22 +113,22 @@ def _make(
     model: InferenceModel, config: Arguments, choice: PromptChoice, variant: Variant, plan: RolloutPlan, seed: int
 ) -> Picture:
     adapter = model.adapter
-    need_negative = plan.guidance.needs_negative()
-    negatives = [choice.negative_prompt] if need_negative else None
-    condition = adapter.encode_prompt([choice.prompt], negatives, need_negative, config.eval_generation)
+    inputs = ConditionInputs(choice.prompt, (plan.height, plan.width), choice.negative_prompt, load_media(choice.media))
+    condition = adapter.encode_inputs([inputs], plan.guidance.needs_negative(), config.eval_generation)
     source = choice.source or "prompts"
     record = PromptRecord(
         prompt=choice.prompt,
         source=source,
         source_id=0,
         index=choice.index,
-        group_id=group_id_of(source, choice.prompt, choice.negative_prompt),
+        group_id=group_id_of(source, choice.prompt, choice.negative_prompt, choice.media),
         negative_prompt=choice.negative_prompt,
+        media=choice.media,
     )
     key = NoiseKey(seed, 0, choice.index, choice.member)
     samples: list[BaseSample] = rollout_batch(
         adapter,
-        PromptBatch((record,), (choice.member,), condition),
+        PromptBatch((record,), (choice.member,), condition, (inputs,)),
         plan,
         [key],
         compute_log_prob=False,

@@ -251,9 +251,9 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
     )
 
 
-def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int) -> Grid:
+def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int, generation: Any = None) -> Grid:
     """The grid of rollouts of this size. Its shift may depend on the latents' shape, never on their values."""
-    state = adapter.prepare_latents(None, [torch.Generator().manual_seed(0)], height, width)
+    state = adapter.prepare_latents(None, [torch.Generator().manual_seed(0)], height, width, generation)
     return adapter.sigma_grid(num_steps, state, None)
 
 
@@ -341,6 +341,7 @@ def build_plan(config: Arguments, adapter: BaseAdapter, steps: SDESteps, window:
         window=window,
         noise_levels=tuple(eta if i in window else 0.0 for i in range(steps.grid.length)),
         guidance=adapter.guidance(arguments.guidance_scale, config.train_generation),
+        generation=config.train_generation,
         num_inference_steps=arguments.num_inference_steps,
         height=arguments.resolution[0],
         width=arguments.resolution[1],
@@ -365,13 +366,14 @@ def build_eval_plan(config: Arguments, adapter: BaseAdapter[Any], dataset: str |
     spec = _eval_spec(config, dataset)
     height, width = spec.resolution or arguments.resolution
     num_steps = spec.num_inference_steps or arguments.num_inference_steps
-    grid = run_grid(adapter, num_steps, height, width)
+    grid = run_grid(adapter, num_steps, height, width, config.eval_generation)
     return RolloutPlan(
         grid=grid,
         candidates=(),
         window=(),
         noise_levels=(0.0,) * grid.length,
         guidance=adapter.guidance(eval_guidance_scale(config, dataset), config.eval_generation),
+        generation=config.eval_generation,
         num_inference_steps=num_steps,
         height=height,
         width=width,

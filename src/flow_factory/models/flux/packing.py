@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
@@ -31,7 +32,12 @@ class PackedLatentsAdapter(TextToImageAdapter):
         return self.pipeline.transformer.config.in_channels // 4
 
     def prepare_latents(
-        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
+        self,
+        condition: PromptCondition,
+        generators: Sequence[torch.Generator],
+        height: int,
+        width: int,
+        generation: Any = None,
     ) -> LatentState:
         packed = self.pipeline.prepare_latents(
             len(generators), self.latent_channels, height, width, torch.float32, self.device, list(generators)

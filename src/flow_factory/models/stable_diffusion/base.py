@@ -34,7 +34,12 @@ class StableDiffusionAdapter(TextToImageAdapter):
         return GuidanceSpec(scale=guidance_scale, rescale=fields.guidance_rescale)
 
     def prepare_latents(
-        self, condition: PromptCondition, generators: Sequence[torch.Generator], height: int, width: int
+        self,
+        condition: PromptCondition,
+        generators: Sequence[torch.Generator],
+        height: int,
+        width: int,
+        generation: Any = None,
     ) -> LatentState:
         factor, channels = self.pipeline.vae_scale_factor, self.pipeline.unet.config.in_channels
         shape = (len(generators), channels, height // factor, width // factor)

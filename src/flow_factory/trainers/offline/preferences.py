@@ -102,7 +102,8 @@ def make_preferences(
     plan = {
         "settings": asdict(settings),
         "rows": size,
-        "prompts": [[r.source, r.prompt, r.negative_prompt] for r in records],
+        # The group tells the contents of condition media; rewards may read the metadata.
+        "prompts": [[r.source, r.prompt, r.negative_prompt, r.group_id, dict(r.metadata)] for r in records],
         **identity,
     }
     work = _open_work(target, json.loads(json.dumps(plan)))
@@ -154,6 +155,7 @@ class _Maker:
             [records],
             needs_negative(self.adapter, *scales),
             config.eval_generation,
+            lambda record: (self.plans[record.source].height, self.plans[record.source].width),
         )
 
     def groups(

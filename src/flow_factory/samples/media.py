@@ -1,0 +1,61 @@
+"""Decoded media that are given to a model, and one example's inputs as an adapter encodes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Video:
+    """Frames, uint8 [F, C, H, W] on CPU, shown at `fps` Hz."""
+
+    frames: Tensor
+    fps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Audio:
+    """A waveform, float32 [channels, samples] in [-1, 1] on CPU, at `sample_rate` Hz."""
+
+    waveform: Tensor
+    sample_rate: int
+
+
+MediaItem = Tensor | Video | Audio
+"""An image is a uint8 tensor [C, H, W] on CPU."""
+
+Media = Mapping[str, tuple[MediaItem, ...]]
+"""Name of an input slot to what fills it, in order."""
+
+
+@dataclass(frozen=True)
+class ConditionInputs:
+    """What one example is generated from, before it is encoded.
+
+    Attributes:
+        prompt: The text.
+        size: Height and width of the output in pixels, which some models bring their condition media to.
+        negative_prompt: The negative text, or None.
+        media: Decoded condition media by slot; empty for text alone.
+    """
+
+    prompt: str
+    size: tuple[int, int]
+    negative_prompt: str | None = None
+    media: Media = field(default_factory=dict)
+
+    def images(self, slot: str | None = None) -> list[Tensor]:
+        """The images of a slot, or of all slots in order."""
+        chosen = self.media.values() if slot is None else [self.media.get(slot, ())]
+        return [item for items in chosen for item in items if isinstance(item, Tensor)]
+
+    def videos(self) -> list[Video]:
+        """The videos of all slots in order."""
+        return [item for items in self.media.values() for item in items if isinstance(item, Video)]
+
+    def audios(self) -> list[Audio]:
+        """The waveforms of all slots in order."""
+        return [item for items in self.media.values() for item in items if isinstance(item, Audio)]
