@@ -85,6 +85,22 @@ def test_nft_against_the_written_out_loss(beta: float) -> None:
     assert metrics["reward"].item() == pytest.approx((0.63 + 0.43 + 1.0 + 0.5) / 4)
 
 
+def test_nft_samples_without_a_score_take_no_part() -> None:
+    """Also away from the old policy, where r = 1/2 has a gradient; the others weigh as before."""
+    case = make_case()
+    mask = torch.tensor([True, False, True, True])
+    loss, _ = nft_loss(
+        case.velocity, case.other, case.state, case.clean, case.sigmas, ADVANTAGES, beta=1.0, adv_clip_range=(-5, 5),
+        mask=mask,
+    )  # fmt: skip
+    found = gradients(loss, case)
+    assert all(float(g[1].abs().max()) == 0 for g in found.values())
+    expected = gradients(nft_written_out(case, ADVANTAGES, 1.0, 5.0), case)
+    for name, gradient in expected.items():
+        assert torch.allclose(found[name][mask], gradient[mask], rtol=1e-6, atol=1e-12)
+        assert float(gradient[1].abs().max()) > 0
+
+
 def on_policy(case):
     return case.velocity.detach()
 

@@ -161,6 +161,22 @@ def test_crd_gradient_against_the_derivative_by_hand(loss_type, temperature: flo
     assert metrics["implicit_reward_abs"].item() > 0
 
 
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, 0.5])
+def test_crd_members_without_a_score_are_in_no_mean_and_no_loss(temperature: float) -> None:
+    """A failed score is not a reward of 1/2: the group is what remains of it."""
+    implicit, mask = values(0.2, -0.7, 0.05, 1.1).requires_grad_(), torch.tensor([True, False, True, True])
+    found = centred(implicit, REWARDS, ADVANTAGES, temperature, mask)
+    assert torch.equal(found[mask], centred(implicit[mask], REWARDS[mask], ADVANTAGES[mask], temperature))
+    assert not bool(found[1].any())
+    whole, _ = crd_loss(implicit, found, beta=1.7, bound=5.0, mask=mask)
+    (gradient,) = torch.autograd.grad(whole, implicit)
+    rest, _ = crd_loss(implicit[mask], found[mask], beta=1.7, bound=5.0)
+    assert whole.item() == pytest.approx(rest.item() * 3 / 4)
+    assert torch.allclose(gradient, torch.autograd.grad(rest * 3 / 4, implicit)[0]) and gradient[1] == 0
+    nobody = centred(implicit, REWARDS, ADVANTAGES, temperature, torch.zeros(4, dtype=torch.bool))
+    assert nobody.shape == found.shape and not bool(nobody.any())
+
+
 def test_crd_adaptive_kl_runs_from_the_floor_to_kl_beta() -> None:
     weights = 0.1 * adaptive_kl_weights(values(0.0, 0.5, 1.0), 0.1, 1e-4)
     assert weights.tolist() == pytest.approx([1e-4, (0.1 + 1e-4) / 2, 0.1])

@@ -85,3 +85,10 @@ class WantsVideo(PointwiseRewardModel):
 
     def score(self, samples: Sequence[BaseSample]) -> list[float]:
         return [0.0 for _ in samples]
+
+
+class SometimesScores(PointwiseRewardModel):
+    """A judge that is down for the second member of every group."""
+
+    def score(self, samples: Sequence[BaseSample]) -> list[float | None]:
+        return [None if s.member == 1 else float(s.member) for s in samples]

@@ -204,6 +204,36 @@ def test_groups_of_ties_are_counted_and_move_nothing(tiny_sd3_dir: Path, tmp_pat
     assert updates(tmp_path)[0]["default/grad_norm"] == 0.0
 
 
+@pytest.mark.parametrize("kind", DECOUPLED)
+def test_samples_that_could_not_be_scored_get_no_gradient(tiny_sd3_dir: Path, tmp_path: Path, kind: str) -> None:
+    """A failed score is not a middling one: whatever is done to such a sample, no update changes."""
+    spread: dict[str, Any] = {
+        **SPREAD,
+        "train.max_epochs": 1,
+        "train.gradient_step_per_epoch": 2,
+        "train.num_train_timesteps": 2,
+    }
+    spread["rewards"] = [{"name": "some", "reward_model": "tests.trainers.rewards.SometimesScores"}]
+    if kind == "crd":  # distance to the reference is kept by every sample
+        spread |= {"train.kl_beta": 0.0, "train.reward_adaptive_kl": False}
+    norms = []
+    for shift in (0.0, 5.0):
+        trainer = make_trainer(tiny_sd3_dir, folder_in(tmp_path, str(shift)), {**run_of(kind), **spread})
+        feedback = trainer.prepare_feedback
+
+        def moved(samples: list[BaseSample], feedback: Any = feedback, shift: float = shift) -> None:
+            feedback(samples)
+            for sample in samples:
+                if sample.member == 1:
+                    assert sample.rewards == {"some": None} and sample.advantage == 0.0
+                    sample.trajectory.states[4].only.add_(shift)
+
+        trainer.prepare_feedback = moved  # type: ignore[method-assign]
+        trainer.start()
+        norms.append([row["default/grad_norm"] for row in updates(tmp_path / str(shift))])
+    assert norms[0][0] > 0 and norms[0] == norms[1]
+
+
 def test_dgpo_samples_with_the_fast_average_after_the_switch(tiny_sd3_dir: Path, tmp_path: Path) -> None:
     changes = run_of("dgpo", switch_ema_ref=1, ema_ref_ramp_rate=0.2, gradient_step_per_epoch=2)
     trainer = make_trainer(tiny_sd3_dir, tmp_path, {**changes, "train.max_epochs": 2})

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flow_factory.objectives.common import check_rows
+from flow_factory.objectives.common import agg_loss, check_rows
 
 # Smallest mean absolute error that a matching error is divided by.
 _FLOOR = 1e-5
@@ -54,7 +54,9 @@ def centring_weights(rewards: Tensor, advantages: Tensor, temperature: float) ->
     return torch.stack(columns, dim=1)
 
 
-def centred(implicit: Tensor, rewards: Tensor, advantages: Tensor, temperature: float) -> Tensor:
+def centred(
+    implicit: Tensor, rewards: Tensor, advantages: Tensor, temperature: float, mask: Tensor | None = None
+) -> Tensor:
     """What one complete group gives to each of its members, [K, 2 J], detached.
 
     Args:
@@ -62,10 +64,16 @@ def centred(implicit: Tensor, rewards: Tensor, advantages: Tensor, temperature: 
         rewards: R, [K].
         advantages: A, [K].
         temperature: See `centring_weights`.
+        mask: bool [K]; the other members are in no mean, and get zeros. None = all count.
 
     Returns:
         The J weighted means of r_theta (equal in all rows), then the J centred rewards R_c = R - sum w R.
     """
+    if mask is not None:
+        result = rewards.new_zeros(rewards.shape[0], 2 if temperature < 0 else 4)
+        if bool(mask.any()):
+            result[mask] = centred(implicit[mask], rewards[mask], advantages[mask], temperature)
+        return result
     weights = centring_weights(rewards, advantages, temperature)
     means = (weights * implicit.detach().unsqueeze(1)).sum(dim=0, keepdim=True).expand_as(weights)
     return torch.cat([means, rewards.unsqueeze(1) - (weights * rewards.unsqueeze(1)).sum(dim=0)], dim=1)
@@ -78,6 +86,7 @@ def crd_loss(
     beta: float,
     bound: float,
     loss_type: Literal["mse", "bce"] = "mse",
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A_max / beta mean (beta r_c - R_c)^2, with r_c = r_theta - its (detached) group mean.
 
@@ -87,6 +96,7 @@ def crd_loss(
         beta: Factor of the implicit reward.
         bound: A_max.
         loss_type: "mse", or "bce": cross-entropy of logits beta r_c with targets sigmoid(R_c).
+        mask: bool [B]; the terms of other samples are 0. None = all count.
 
     Returns:
         The loss, and detached scalars: implicit_reward_abs (mean |r_c|), policy_loss.
@@ -98,7 +108,7 @@ def crd_loss(
         terms = (scaled - targets).square()
     else:
         terms = torch.nn.functional.binary_cross_entropy_with_logits(scaled, targets.sigmoid(), reduction="none")
-    loss = bound / beta * terms.mean()
+    loss = bound / beta * agg_loss(terms.mean(dim=1), mask)
     return loss, {"implicit_reward_abs": (scaled.detach() / beta).abs().mean(), "policy_loss": loss.detach()}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from flow_factory.objectives.common import agg_loss
 from flow_factory.objectives.matching import (
     advantage_bound,
     mean_absolute,
@@ -35,6 +36,7 @@ def nft_loss(
     *,
     beta: float,
     adv_clip_range: tuple[float, float],
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A_max / b mean[ r mean (x0+ - x0)^2 / w+ + (1 - r) mean (x0- - x0)^2 / w- ].
 
@@ -50,6 +52,7 @@ def nft_loss(
         advantages: A, [B], unclipped.
         beta: b.
         adv_clip_range: The clip of A; the larger bound is A_max.
+        mask: bool [B]; the terms of other samples are 0, which r = 1/2 would not give. None = all count.
 
     Returns:
         The loss, float64, and detached scalars: reward (mean r), error (mean over samples of mean (x0+ - x0)^2),
@@ -61,7 +64,7 @@ def nft_loss(
     reward = unit_reward(advantages, adv_clip_range)
     plus, error = _weighted_error(positive, state, clean, sigmas)
     minus, _ = _weighted_error(negative, state, clean, sigmas)
-    loss = advantage_bound(adv_clip_range) / beta * (reward * plus + (1 - reward) * minus).mean()
+    loss = advantage_bound(adv_clip_range) / beta * agg_loss(reward * plus + (1 - reward) * minus, mask)
     return loss, {"reward": reward.mean(), "error": error.detach().mean(), "policy_loss": loss.detach()}
 
 

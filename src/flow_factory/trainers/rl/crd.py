@@ -26,6 +26,7 @@ from flow_factory.objectives.crd import (
 from flow_factory.objectives.matching import advantage_bound, mean_absolute, mean_square, unit_reward
 from flow_factory.samples import LatentState, SampleBatch
 from flow_factory.trainers.noising import NoisedState
+from flow_factory.trainers.replay import valid_rows
 from flow_factory.trainers.rl.group_coupled import GroupCoupledTrainer, Measured
 
 OLD = "old"
@@ -49,19 +50,21 @@ class CRDTrainer(GroupCoupledTrainer):
         return self.snapshot(SAMPLING)
 
     def measure(self, batch: SampleBatch, point: NoisedState) -> Measured:
-        """r_theta, R and A of each row, and what the loss needs of the frozen policies."""
+        """r_theta, R, A and whether it was scored of each row, and what the loss needs of the frozen policies."""
         arguments = self.training_args
         policy = self.snapshot(OLD) if arguments.use_old_for_loss else self.reference_policy()
         error_old = self._error(self.frozen_velocity(policy, batch, point), point)
         reference = self.reference_velocity(batch, point, arguments.kl_cfg)
         error = self._error(self.velocity(batch, point), point)
         rewards = unit_reward(batch.advantages, arguments.adv_clip_range)
-        columns = torch.stack([implicit_reward(error, error_old), rewards, batch.advantages.double()], dim=1)
-        return Measured(columns, {"error_old": error_old}, self.keep(reference))
+        scored = valid_rows(batch, self.device)
+        columns = [implicit_reward(error, error_old), rewards, batch.advantages.double(), scored.double()]
+        return Measured(torch.stack(columns, dim=1), {"error_old": error_old}, self.keep(reference))
 
     def group_function(self, columns: Tensor) -> Tensor:
         """Means of r_theta, and centred R."""
-        return centred(*columns.unbind(dim=1), temperature=self.training_args.weight_temp)
+        implicit, rewards, advantages, scored = columns.unbind(dim=1)
+        return centred(implicit, rewards, advantages, self.training_args.weight_temp, scored.bool())
 
     def loss_term(
         self, batch: SampleBatch, point: NoisedState, measured: Measured, of_group: Tensor
@@ -76,6 +79,7 @@ class CRDTrainer(GroupCoupledTrainer):
             beta=arguments.crd_beta,
             bound=advantage_bound(arguments.adv_clip_range),
             loss_type=arguments.crd_loss_type,
+            mask=valid_rows(batch, self.device),
         )
         weight: float | Tensor = arguments.kl_beta
         if arguments.reward_adaptive_kl:

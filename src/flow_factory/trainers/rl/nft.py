@@ -14,6 +14,7 @@ from flow_factory.hparams import NFTTrainingArguments
 from flow_factory.objectives.nft import nft_loss
 from flow_factory.samples import BaseSample, LatentState, SampleBatch
 from flow_factory.trainers.noising import NoisedState
+from flow_factory.trainers.replay import valid_rows
 from flow_factory.trainers.rl.decoupled import DecoupledTrainer
 
 OLD = "old"
@@ -53,6 +54,7 @@ class NFTTrainer(DecoupledTrainer):
                 batch.advantages,
                 beta=arguments.nft_beta,
                 adv_clip_range=arguments.adv_clip_range,
+                mask=valid_rows(batch, self.device),
             )
             loss = self.add_kl(loss, metrics, velocity, reference, weight=arguments.kl_beta)
             self.backward_step(loss, metrics)
