@@ -63,6 +63,12 @@ def two_sets(**reward: Any) -> dict[str, Any]:
         (two_sets(weight={"a": 1}, applicable_datasets=["a", "b"]), "rewards[0].weight", ["no weight for b"]),
         (two_sets(applicable_datasets=["a"]), "rewards", ["'b'", "no advantage"]),
         ({"train": {"advantage_aggregation": "gpdo"}}, "train.advantage_aggregation", ["Did you mean 'gdpo'?"]),
+        (
+            {"train": {"policy_loss": "reinforce", "clip_range": 0.1}},
+            "train.clip_range",
+            ["'reinforce' does not take it", "grpo or grpo-guard or gspo"],
+        ),
+        ({"train": {"global_std": False}}, "train.global_std", ["no effect", "'gdpo'", "advantage_aggregation sum"]),
         ({"data": {"datasets": [{"name": "a"}, {"name": "a"}]}}, "data.datasets", ["'a'", "twice"]),
         ({"data": {"dataset_dir": "x", **TWO_SETS}}, "data.dataset_dir", ["no effect"]),
         ({"num_processes": 3, "num_machines": 2}, "num_processes", ["not a multiple of num_machines = 2"]),
@@ -100,6 +106,12 @@ def test_what_does_not_fit_together(changes: dict[str, Any], path: str, words: l
     assert path in found, found
     for word in words:
         assert word in found[path]
+
+
+def test_a_field_of_another_function_may_be_written_out_with_its_default() -> None:
+    """A saved configuration names every field."""
+    load({"train": {"policy_loss": "reinforce", "clip_range": 1e-4, "global_std": True}})
+    load({"train": {"advantage_aggregation": "sum", "global_std": False}})
 
 
 def test_the_place_is_the_line_the_override_or_the_default(tmp_path: Path) -> None:

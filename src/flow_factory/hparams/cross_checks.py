@@ -19,6 +19,11 @@ _KNOWN_POLICY_LOSSES = ("grpo", "grpo-guard", "dppo", "gspo", "reinforce")
 # These compare with earlier cycles, so a group may have a single member.
 _WITHOUT_GROUPS = ("reinforce", "per_prompt")
 _KNOWN_AGGREGATIONS = ("sum", "gdpo", "rloo", "best_of", "rank", "reinforce", "per_prompt")
+# Field of `train:`, what selects the function that may take it, the built-in functions, and those that do.
+_TAKEN_BY = (
+    ("clip_range", "policy_loss", _KNOWN_POLICY_LOSSES, ("grpo", "grpo-guard", "gspo")),
+    ("global_std", "advantage_aggregation", _KNOWN_AGGREGATIONS, ("sum",)),
+)
 
 
 def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list[Problem]) -> None:
@@ -32,6 +37,7 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
     check = _Checker(config, given, problems)
     check.dynamics()
     check.feedback()
+    check.function_fields()
     check.rewards()
     check.guidance()
     check.processes()
@@ -156,6 +162,20 @@ class _Checker:
         close = nearest(key, known, cutoff=0.4)
         hint = f" Did you mean {close!r}?" if close else ""
         self.add(path, f"{key!r} is not one of {', '.join(map(repr, known))}, nor a dotted path.{hint}")
+
+    def function_fields(self) -> None:
+        """A field that only some of the functions take is not changed for one that does not."""
+        for name, selector, builtin, takers in _TAKEN_BY:
+            chosen = getattr(self.args, selector, None)
+            if chosen not in builtin or chosen in takers or name not in self.given.get("train", set()):
+                continue
+            value = getattr(self.args, name)
+            if value != _default(type(self.args), name):
+                self.add(
+                    ("train", name),
+                    f"is {value}, but {selector} {chosen!r} does not take it, so it has no effect; remove it, or use "
+                    f"{selector} {' or '.join(takers)}.",
+                )
 
     def rewards(self) -> None:
         """Rewards refer to datasets that exist and can have an effect."""

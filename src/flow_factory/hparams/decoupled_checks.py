@@ -31,9 +31,6 @@ def check_decoupled(config: Arguments, add: Add) -> None:
             "has no effect on-policy, where the old policy is the live one at the start of each cycle; remove it, or "
             "set off_policy: true.",
         )
-    scale = float(getattr(args, "kl_cfg", 1.0))
-    if scale > 1 and config.spec.guidance == "none":
-        add(("train", "kl_cfg"), f"is {scale}, but model {config.spec.key!r} has no guidance; use 1.")
 
 
 def check_decoupled_geometry(config: Arguments, geometry: Geometry, add: Add) -> None:
@@ -48,6 +45,14 @@ def check_decoupled_geometry(config: Arguments, geometry: Geometry, add: Add) ->
             f"({geometry.batch}) that divides a rank's share of samples.",
         )
     if not getattr(args, "couples_groups", False) or geometry.accumulation_steps % geometry.optimized_batches == 0:
+        return
+    if args.gradient_accumulation_steps != "auto":
+        add(
+            ("train", "gradient_accumulation_steps"),
+            f"is {geometry.accumulation_steps}, which falls between members of a group: one training time of all "
+            f"{geometry.optimized_batches} batches belongs together for trainer {config.trainer_key!r}. Use auto, or a "
+            f"multiple of {geometry.optimized_batches}.",
+        )
         return
     times = geometry.loss_terms
     divisors = [n for n in range(1, times + 1) if times % n == 0]

@@ -74,6 +74,10 @@ class DGPOTrainingArguments(MatchingTrainingArguments):
         check_range_around_zero(self.adv_clip_range, "adv_clip_range")
         if self.clip_range[0] <= -1:
             raise FieldError("clip_range", "has no ratio below its lower bound; use lo > -1, for instance 1e-2.")
+        if self.kl_cfg > 1 and self.use_ema_ref and self.kl_beta == 0:
+            raise FieldError(
+                "kl_cfg", "guides a reference that nothing uses, with use_ema_ref and kl_beta 0; use 1, or set kl_beta."
+            )
         if self.clip_kl and not self.clip_dsm:
             raise FieldError("clip_kl", "cuts what clip_dsm cuts, which is off; set clip_dsm: true or clip_kl: false.")
 

@@ -22,7 +22,8 @@ class GRPOTrainingArguments(CoupledTrainingArguments):
     policy_loss: str = option(
         "grpo",
         "The loss of a step. grpo: PPO's clip; gspo: the clip on the ratio of the whole trajectory; reinforce: no "
-        "ratio; grpo-guard, dppo: as the trainers of that name; a registered one, or a dotted path to a function.",
+        "ratio; grpo-guard, dppo: the losses of those trainers (with this clip_range; published for guard: 2e-6); a "
+        "registered one, or a dotted path to a function.",
     )
     policy_loss_params: dict[str, Any] = option(factory=dict, help="Keyword parameters of the policy loss.")
     kl_cfg: NonNegativeFloat | None = option(
