@@ -86,6 +86,29 @@ def test_optimizer_steps_per_cycle(
     assert trainer.start().counts["optimizer_steps"] == per_cycle * steps == trainer.step
 
 
+def test_one_window_for_all_groups_members_and_batches(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """Pitfall 17: the noise of every sample of a cycle, however samples are dealt; the window moves between cycles."""
+    more = {"scheduler.num_sde_steps": 1, "train.max_epochs": 4}
+    layouts = ({}, {"data.sampler_type": "global_random", "train.per_device_batch_size": 2, "log.run_name": "other"})
+    seen: list[dict[int, set[tuple[float, ...]]]] = []
+    for layout in layouts:
+        trainer = make_trainer(tiny_sd3_dir, tmp_path, {**more, **layout})
+        found: dict[int, set[tuple[float, ...]]] = {}
+        optimize = trainer.optimize
+
+        def noted(samples: Any, found: Any = found, optimize: Any = optimize) -> None:
+            for sample in samples:
+                found.setdefault(sample.key.cycle, set()).add(sample.trajectory.noise_levels)
+            optimize(samples)
+
+        trainer.optimize = noted  # type: ignore[method-assign]
+        trainer.start()
+        seen.append(found)
+    assert seen[0] == seen[1] and list(seen[0]) == [0, 1, 2, 3]
+    assert all(len(levels) == 1 for levels in seen[0].values())
+    assert len(set.union(*seen[0].values())) > 1
+
+
 STATEFUL = {
     "grpo, reinforce": {"advantage_aggregation": "reinforce", "advantage_params": {"decay": 0.5}},
     "grpo, per_prompt": {"advantage_aggregation": "per_prompt", "advantage_params": {"min_count": 3}},

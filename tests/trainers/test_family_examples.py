@@ -1,4 +1,4 @@
-"""The tiny examples of the GRPO family run as they are shipped, shortened to a cycle of a few pictures, and resume."""
+"""The tiny examples of every online algorithm run as shipped, shortened to a cycle of a few pictures, and resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flow_factory import build_trainer, load_config
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = [
     path
-    for family in ("grpo", "grpo_guard", "dppo")
+    for family in ("grpo", "grpo_guard", "dppo", "nft", "awm", "dpo", "dgpo", "crd")
     for path in sorted((ROOT / "examples" / family / "lora/sd3_5").glob("tiny*.yaml"))
 ]
 SHORT = [
