@@ -68,6 +68,18 @@ def test_parameters_and_rollouts_move(tiny_sd3_dir: Path, tmp_path: Path, kind: 
     assert not torch.equal(first[4].only, second[4].only)
 
 
+def test_rollouts_with_a_solver_of_second_order(tiny_sd3_dir: Path, tmp_path: Path) -> None:
+    """With ODE dynamics every step is `outside_solver`'s, as the recipes of nft and dgpo sample."""
+    ends, steps = [], {"train.num_inference_steps": 8, "train.max_epochs": 1}
+    for solver in ("euler", "dpm2m"):
+        changes = {**run_of("nft"), "scheduler.outside_solver": solver, **steps}
+        trainer = make_trainer(tiny_sd3_dir, folder_in(tmp_path, solver), changes)
+        ends.append(trainer.generate_samples()[0].trajectory.states[8].only)
+    trainer.start()
+    assert trainer.step == 1 and not torch.equal(*ends)
+    assert torch.allclose(*ends, atol=0.5), "another solver of the same flow"
+
+
 # Which field weighs a term towards another policy, and what else makes it visible.
 KL_TERMS = {
     "nft": ("kl_beta", {"gradient_step_per_epoch": 3}),
