@@ -17,6 +17,7 @@ from flow_factory.objectives.matching import (
 )
 from flow_factory.objectives.nft import nft_loss
 from flow_factory.samples import LatentState
+from flow_factory.trainers.rl.decoupled import DecoupledTrainer
 from tests.objectives.decoupled_cases import assert_close, gradients, make_case
 
 ADVANTAGES = torch.tensor([1.3, -0.7, 9.0, 0.0], dtype=torch.float64)
@@ -207,3 +208,23 @@ def test_awm_clip_of_one_has_no_lower_bound() -> None:
     loss, _ = awm_loss(log_prob, torch.zeros(1).double(), torch.tensor([-5.0]), (-1.0, 1.0), (-5.0, 5.0))
     loss.backward()
     assert log_prob.grad is not None and log_prob.grad.item() == pytest.approx(math.exp(-20.0), rel=1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.3, torch.tensor([0.1, 0.0, 2.0, 0.5], dtype=torch.float64)])
+def test_the_kl_term_of_the_trainers_by_hand(weight: float | torch.Tensor) -> None:
+    """d/dv of mean_i w_i mean (v - v_ref)^2 is 2 w_i (v - v_ref) / (n B), added to the loss's own gradient."""
+    case, metrics = make_case(), {}
+    loss = mean_square(case.velocity, case.target).sum()
+    reference = LatentState(dict(case.other.items()), case.clean.masks)  # as adapters predict, with the state's masks
+    found = DecoupledTrainer.add_kl(None, loss, metrics, case.velocity, reference, weight=weight)  # type: ignore[arg-type]
+    rows = torch.as_tensor(weight, dtype=torch.float64).expand(4)
+    kl = torch.stack([(case.flat(case.velocity, i) - case.flat(case.other, i)).square().mean() for i in range(4)])
+    assert found.item() == pytest.approx((loss + (rows * kl).mean()).item(), rel=1e-12)
+    assert metrics["kl"].item() == pytest.approx(kl.mean().item(), rel=1e-12)
+    own, expected = gradients(loss, case), {}
+    for name in ("video", "audio"):
+        scale = rows.reshape(-1, *[1] * (case.velocity[name].dim() - 1))
+        expected[name] = own[name] + 2 * scale * (case.velocity[name] - case.other[name]).detach() / (17 * 4)
+    expected["video"][:, 0] = 0  # pinned
+    assert_close(gradients(found, case), expected)
+    assert DecoupledTrainer.add_kl(None, loss, {}, case.velocity, None, weight=weight) is loss  # type: ignore[arg-type]

@@ -41,8 +41,8 @@ class SchedulerArguments(Section):
     sliding_stride: PositiveInt = option(1, "sliding: steps per move.")
     outside_solver: Literal["euler", "dpm2m"] = option(
         "euler",
-        "Solver of the deterministic steps: those outside the window, with ODE dynamics all. euler: the ODE step of the "
-        "dynamics; dpm2m: DPM-Solver++ 2M, of second order, which starts anew after a stochastic step.",
+        "Solver of the deterministic steps: those outside the window, with ODE dynamics all. euler: the ODE step of "
+        "the dynamics; dpm2m: DPM-Solver++ 2M, of second order, which starts anew after a stochastic step.",
     )
     after_window_fraction: Annotated[float, Field(gt=0, le=1)] = option(
         1.0,

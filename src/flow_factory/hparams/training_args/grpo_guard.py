@@ -16,7 +16,10 @@ class GRPOGuardTrainingArguments(CoupledTrainingArguments):
     policy_loss: ClassVar[str] = "grpo-guard"
 
     trainer_type: Literal["grpo-guard"] = option("grpo-guard", "Key of the trainer.")
-    global_std: bool = option(False, "sum: divide by the std over the whole dataset's samples instead of the group's.")
+    global_std: bool = option(
+        False,
+        "sum: divide by the std over the whole dataset's samples instead of the group's (published: the group's).",
+    )
     clip_range: SymmetricRange = option(
         (-2e-6, 2e-6),
         "The normalised ratio is clipped to (1 + lo, 1 + hi); a number c is (-c, c). Published: 2e-6 to 4e-6. The "
