@@ -49,7 +49,7 @@ def validate(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Check every record of stored examples and decode every picture; list all that are bad."""
+    """Check every record of stored examples and decode every picture, inputs too; list all that are bad."""
     from collections import Counter
 
     from flow_factory.errors import InputError
@@ -94,7 +94,10 @@ def make_preferences(
             show_default=False,
         ),
     ] = None,
-    split: Split = "train",
+    split: Annotated[
+        str | None,
+        typer.Option("--split", help="Split of the prompts; train, or each dataset's own.", show_default=False),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="N", help="Only the first N prompts.", show_default=False)
     ] = None,
@@ -273,6 +276,8 @@ def _datasets_of(
         return [(data, spec.split, config.spec.io, spec.max_dataset_size) for data, spec in specs]
     if overrides:
         raise InputError(f"{overrides[0]!r} overrides a configuration, but {source} is a dataset; leave it out.")
+    if source.suffix == ".jsonl" and split is not None:
+        raise InputError(f"--split {split} chooses a file of a folder, and {source} is a file; leave it out.")
     io = None if model_type is None else get_model_spec(model_type).io
     folder, name = (source.parent, source.stem) if source.suffix == ".jsonl" else (source, split or "train")
     images = None if image_dir is None else str(image_dir)
@@ -288,29 +293,32 @@ def _scan(dataset: Any, split: str, io: Any, limit: int | None) -> OfflineScan:
 
 def _undecodable(scan: OfflineScan) -> list[str]:
     """Messages about the pictures of good records that cannot be decoded to their end; their records leave the scan."""
-    from flow_factory.data_utils.offline_media import read_image
+    from itertools import chain
+
+    from flow_factory.data_utils.offline_media import DECODABLE, read_image
     from flow_factory.errors import InputError
 
     found, good = [], []
     with counting("decode", len(scan.examples), "records") as advance:
         for example in scan.examples:
             before = len(found)
-            for files in example.arms.values():
-                for file in files:
-                    try:
-                        read_image(file.path, example.place)
-                    except InputError as error:
-                        found.append(str(error))
+            for file in chain(example.record.media, *example.arms.values()):
+                if file.modality not in DECODABLE:
+                    continue  # an input; an output of such a kind is refused when it is scanned
+                try:
+                    read_image(file.path, example.place)
+                except InputError as error:
+                    found.append(str(error))
             good += [example] if len(found) == before else []
             advance(1)
     scan.examples[:] = good
     return found
 
 
-def _prompts_of(opened: Source, prompts: str | None, split: str) -> list[PromptRecord]:
+def _prompts_of(opened: Source, prompts: str | None, split: str | None) -> list[PromptRecord]:
     from flow_factory.data_utils.prompt_dataset import load_prompt_dataset
     from flow_factory.errors import InputError
-    from flow_factory.hparams import DatasetArguments
+    from flow_factory.hparams import DatasetArguments, DatasetTrainSpec
 
     config = opened.config
     if prompts is not None:
@@ -322,8 +330,13 @@ def _prompts_of(opened: Source, prompts: str | None, split: str) -> list[PromptR
         )
     else:
         datasets = config.data_args.train_sources()
-    found = [load_prompt_dataset(dataset, split, io=config.spec.io) for dataset in datasets]
-    return [record for dataset in found for record in dataset]
+    records: list[PromptRecord] = []
+    for dataset in datasets:
+        own = dataset.train or DatasetTrainSpec()
+        # The limit is on the split that is trained on; of another one all prompts count.
+        limit = own.max_dataset_size if split is None else None
+        records += load_prompt_dataset(dataset, split or own.split, io=config.spec.io, max_size=limit)
+    return records
 
 
 def _identity(opened: Source) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
             config,
             ("train", "per_device_batch_size"),
             f"{arguments.per_device_batch_size} x num_processes {config.num_processes} is a global batch of "
-            f"{global_batch}, more than the {len(visits)} stored examples of {' and '.join(files)}; lower the batch size "
-            f"or add examples.",
+            f"{global_batch}, more than the {len(visits)} stored examples of {' and '.join(files)}; lower the batch "
+            f"size or add examples.",
         )
     sizes = _training_sizes(config, arguments, [example for example, _ in visits], global_batch)
     entries = tuple(OfflineEntry(e, repeat, size) for (e, repeat), size in zip(visits, sizes, strict=True))

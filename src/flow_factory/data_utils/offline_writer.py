@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from flow_factory.checkpoints.atomic import atomic_folder
+from flow_factory.checkpoints.atomic import atomic_folder, fsync_file
 from flow_factory.data_utils.offline_schema import SCHEMA_VERSION, Supervision, parse_example
 from flow_factory.errors import InputError
 
@@ -31,9 +31,12 @@ class OfflineWriter:
         self.path = folder / f"{split}.jsonl"
         self._file = self.path.open("a", encoding="utf-8")
 
-    def save_image(self, image: Image.Image, name: str) -> str:
-        """Saves a picture as `images/<name>.png` and returns its path in that folder."""
-        image.save(self.images / f"{name}.png")
+    def save_image(self, image: Image.Image, name: str, *, durable: bool = False) -> str:
+        """Saves a picture as `images/<name>.png`, to the disk itself if `durable`; returns its path in that folder."""
+        path = self.images / f"{name}.png"
+        image.save(path)
+        if durable:
+            fsync_file(path)
         return f"{name}.png"
 
     def save_bytes(self, data: bytes, name: str) -> str:
@@ -44,10 +47,6 @@ class OfflineWriter:
     def add(self, line: str) -> None:
         """Appends a record that `example_line` made."""
         self._file.write(line + "\n")
-
-    def flush(self) -> None:
-        """Hands what was added to the operating system, so that a killed process loses none of it."""
-        self._file.flush()
 
     def __enter__(self) -> OfflineWriter:
         return self

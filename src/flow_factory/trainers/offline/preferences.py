@@ -205,9 +205,10 @@ def _judge(
         return "tie", None
     chosen, rejected = best[1], worst[1]
     name = f"{record.index:06d}-{record.group_id & 0xFFFFFFFF:08x}"
+    # On the disk before the record that names them: work that is gone on with is not looked through again.
     arms = {
-        "chosen": writer.save_image(cast(ImageSample, chosen).pil, f"{name}-chosen"),
-        "rejected": writer.save_image(cast(ImageSample, rejected).pil, f"{name}-rejected"),
+        "chosen": writer.save_image(cast(ImageSample, chosen).pil, f"{name}-chosen", durable=True),
+        "rejected": writer.save_image(cast(ImageSample, rejected).pil, f"{name}-rejected", durable=True),
     }
     metadata = {
         **record.metadata,
