@@ -1,14 +1,15 @@
 """Every online algorithm on the embedded pipeline at one compute budget: held-out reward against samples and time.
 
     python scripts/compare_algorithms.py search --output guidance/data/algorithm_trials.jsonl
-    python scripts/compare_algorithms.py final --output guidance/data/algorithm_comparison.jsonl
+    python scripts/compare_algorithms.py final --trials guidance/data/algorithm_trials.jsonl \
+        --output guidance/data/algorithm_comparison.jsonl
     python scripts/compare_algorithms.py show --output guidance/data/algorithm_comparison.jsonl
 
 The budget is counted in rows that go through the transformer: a row without gradients costs 1, a row with gradients 3
 (its backward costs about two forwards). Each algorithm gets as many whole cycles as fit. `search` tries the settings
 listed in `algorithm_trials.json` on the examples' own test prompts with one seed and half of the budget; `final` runs
-the examples as they are, with three seeds, evaluated on `shapes/panel.txt`, which no search sees. A file of records is
-continued: what it holds is not run again.
+each algorithm's best trial (the highest last `strict`, then `graded`) with three other seeds, evaluated on
+`shapes/panel.txt`, which no search sees. A file of records is continued: what it holds is not run again.
 """
 
 from __future__ import annotations
@@ -125,6 +126,20 @@ def work(jobs: list[Record], output: Path, workers: int) -> None:
             print(f"{record['algorithm']} {record['changes']} seed {record['seed']}: {shown}", flush=True)
 
 
+def best_changes(trials: list[Record]) -> dict[str, dict[str, str]]:
+    """Algorithm to the changes of its best trial."""
+    best: dict[str, Record] = {}
+    for record in (r for r in trials if "curve" in r):
+        held = best.setdefault(record["algorithm"], record)
+        if _last_scores(record) > _last_scores(held):
+            best[record["algorithm"]] = record
+    return {name: record["changes"] for name, record in best.items()}
+
+
+def _last_scores(record: Record) -> tuple[float, float]:
+    return record["curve"][-1]["strict"], record["curve"][-1]["graded"]
+
+
 def trials_table(records: list[Record]) -> str:
     """The search: every trial, the best last evaluation first for each algorithm."""
     lines = [
@@ -182,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("search", "final", "show"))
     parser.add_argument("--output", type=Path, required=True, help="JSON lines, one run each; continued if it exists.")
+    parser.add_argument("--trials", type=Path, help="Records of the search; `final` takes the best of each algorithm.")
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Runs side by side, one thread each.")
@@ -195,8 +211,11 @@ def main() -> None:
         ]
         work(jobs, arguments.output, arguments.jobs)
     elif arguments.what == "final":
+        if arguments.trials is None:
+            parser.error("final needs --trials, the records of the search")
+        chosen = best_changes(read(arguments.trials))
         jobs = [
-            {"algorithm": name, "changes": {}, "seed": seed, "budget": BUDGET, "panel": PANEL}
+            {"algorithm": name, "changes": chosen[name], "seed": seed, "budget": BUDGET, "panel": PANEL}
             for seed in arguments.seeds
             for name in arguments.algorithms
         ]
