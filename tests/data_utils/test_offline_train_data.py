@@ -142,12 +142,20 @@ def test_conditions_encoded_on_the_fly_are_those_of_the_cache(tmp_path: Path, wo
         assert torch.equal(a.condition.tensors()["embeds"], b.condition.tensors()["embeds"])
 
 
-def test_a_picture_that_breaks_later_reaches_no_batch(tmp_path: Path) -> None:
-    made = loader(tmp_path, FakeAdapter())
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_picture_that_breaks_later_reaches_no_batch(tmp_path: Path, workers: int) -> None:
+    """The message is the same, whoever decodes."""
+    made = loader(tmp_path, FakeAdapter(), workers=workers)
     path = tmp_path / "images" / "3-1.png"
     path.write_bytes(path.read_bytes()[:90])
-    with pytest.raises(InputError, match=rf"^{tmp_path}/train\.jsonl:4: .*3-1\.png cannot be decoded"):
-        list(made)
+    message = (
+        rf"^{tmp_path}/train\.jsonl:4: \S*3-1\.png cannot be decoded: [^\n]*; replace the file or remove its record\.$"
+    )
+    try:
+        with pytest.raises(InputError, match=message):
+            list(made)
+    finally:
+        made.close()
 
 
 def test_a_batch_can_be_asked_for_by_positions(tmp_path: Path) -> None:

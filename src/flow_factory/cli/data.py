@@ -293,22 +293,25 @@ def _scan(dataset: Any, split: str, io: Any, limit: int | None) -> OfflineScan:
 
 def _undecodable(scan: OfflineScan) -> list[str]:
     """Messages about the pictures of good records that cannot be decoded to their end; their records leave the scan."""
-    from itertools import chain
-
-    from flow_factory.data_utils.offline_media import DECODABLE, read_image
+    from flow_factory.data_utils.media_files import read_media
+    from flow_factory.data_utils.offline_media import read_image
     from flow_factory.errors import InputError
 
     found, good = [], []
     with counting("decode", len(scan.examples), "records") as advance:
         for example in scan.examples:
             before = len(found)
-            for file in chain(example.record.media, *example.arms.values()):
-                if file.modality not in DECODABLE:
-                    continue  # an input; an output of such a kind is refused when it is scanned
+            for file in example.record.media:
                 try:
-                    read_image(file.path, example.place)
+                    read_media(file.path, file.modality)
                 except InputError as error:
-                    found.append(str(error))
+                    found.append(f"{example.place}: {error}")
+            for files in example.arms.values():
+                for file in files:
+                    try:
+                        read_image(file.path, example.place)
+                    except InputError as error:
+                        found.append(str(error))
             good += [example] if len(found) == before else []
             advance(1)
     scan.examples[:] = good

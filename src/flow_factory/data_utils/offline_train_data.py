@@ -24,6 +24,7 @@ from flow_factory.data_utils.offline_media import fit_image, read_image
 from flow_factory.data_utils.offline_plan import OfflineEntry, OfflinePlan
 from flow_factory.data_utils.prompt_dataset import PromptRecord
 from flow_factory.distributed import Comm
+from flow_factory.errors import InputError
 from flow_factory.samples import Condition
 from flow_factory.samples.noise import Purpose, derive_seed
 
@@ -49,7 +50,18 @@ class OfflineBatch:
         return len(self.entries)
 
 
-class PictureBatches(Dataset[tuple[Sequence[int], dict[str, Tensor]]]):
+@dataclass(frozen=True)
+class BadPicture:
+    """What a worker hands over in the place of pictures: raised there, torch would wrap the error in a traceback.
+
+    Attributes:
+        message: The file, the line of its record, and what is wrong.
+    """
+
+    message: str
+
+
+class PictureBatches(Dataset[tuple[Sequence[int], "dict[str, Tensor] | BadPicture"]]):
     """Decodes the pictures of a list of positions; runs in the loader's workers if there are any.
 
     Args:
@@ -62,16 +74,15 @@ class PictureBatches(Dataset[tuple[Sequence[int], dict[str, Tensor]]]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __getitem__(self, positions: Sequence[int]) -> tuple[Sequence[int], dict[str, Tensor]]:
-        """The positions, and the stacked media of each arm.
-
-        Raises:
-            InputError: If a picture cannot be decoded, with the file and the line of its record.
-        """
+    def __getitem__(self, positions: Sequence[int]) -> tuple[Sequence[int], dict[str, Tensor] | BadPicture]:
+        """The positions, and the stacked media of each arm, or why one of them cannot be decoded."""
         entries = [self.entries[position] for position in positions]
         # One tensor for an arm: each is handed over by a file descriptor of its own.
         arms = entries[0].example.arms
-        return positions, {arm: torch.stack([load_picture(entry, arm) for entry in entries]) for arm in arms}
+        try:
+            return positions, {arm: torch.stack([load_picture(entry, arm) for entry in entries]) for arm in arms}
+        except InputError as error:
+            return positions, BadPicture(str(error))
 
 
 def load_picture(entry: OfflineEntry, arm: str) -> Tensor:
@@ -154,6 +165,8 @@ class BucketBatchSampler(Sampler[list[int]]):
 class OfflineLoader(BatchLoader):
     """An epoch of `OfflineBatch` per iteration: call `sampler.set_epoch`, then iterate.
 
+    A picture that cannot be decoded raises an InputError with its file and the line of its record.
+
     Args:
         entries: The visits of an epoch.
         conditions: Where conditions come from.
@@ -180,14 +193,20 @@ class OfflineLoader(BatchLoader):
         return itertools.starmap(self._join, super().__iter__())
 
     def batch(self, positions: Sequence[int]) -> OfflineBatch:
-        """The batch of these positions, made in this process."""
+        """The batch of these positions, made in this process.
+
+        Raises:
+            InputError: If a picture cannot be decoded, with the file and the line of its record.
+        """
         return self._join(*self.dataset[positions])  # type: ignore[index]  # positions are the dataset's indices
 
     def skip_batches(self, count: int) -> None:
         """Leaves out the first batches of the next iteration without making them."""
         self.batches.skip(count)
 
-    def _join(self, positions: Sequence[int], media: dict[str, Tensor]) -> OfflineBatch:
+    def _join(self, positions: Sequence[int], media: dict[str, Tensor] | BadPicture) -> OfflineBatch:
+        if isinstance(media, BadPicture):
+            raise InputError(media.message)
         entries = tuple(self.entries[position] for position in positions)
         prompts = self.conditions.batch([entry.example.record for entry in entries], [0] * len(entries))
         return OfflineBatch(entries, media, prompts.condition)
