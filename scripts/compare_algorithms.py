@@ -9,7 +9,8 @@ The budget is counted in rows that go through the transformer: a row without gra
 (its backward costs about two forwards). Each algorithm gets as many whole cycles as fit. `search` tries the settings
 listed in `algorithm_trials.json` on the examples' own test prompts with one seed and half of the budget; `final` runs
 each algorithm's best trial (the highest last `strict`, then `graded`) with three other seeds, evaluated on
-`shapes/panel.txt`, which no search sees. A file of records is continued: what it holds is not run again.
+`shapes/panel.txt`, which no search sees; a trial that ends below its start with the first of them gives way to the next
+best, and its record stays. A file of records is continued: what it holds is not run again.
 """
 
 from __future__ import annotations
@@ -126,18 +127,24 @@ def work(jobs: list[Record], output: Path, workers: int) -> None:
             print(f"{record['algorithm']} {record['changes']} seed {record['seed']}: {shown}", flush=True)
 
 
-def best_changes(trials: list[Record]) -> dict[str, dict[str, str]]:
-    """Algorithm to the changes of its best trial."""
-    best: dict[str, Record] = {}
-    for record in (r for r in trials if "curve" in r):
-        held = best.setdefault(record["algorithm"], record)
-        if _last_scores(record) > _last_scores(held):
-            best[record["algorithm"]] = record
-    return {name: record["changes"] for name, record in best.items()}
+def ranked_changes(trials: list[Record]) -> dict[str, list[dict[str, str]]]:
+    """Algorithm to the changes of its trials, best first."""
+    ended = [record for record in trials if "curve" in record]
+    ended.sort(key=lambda r: (r["curve"][-1]["strict"], r["curve"][-1]["graded"]), reverse=True)
+    names = dict.fromkeys(record["algorithm"] for record in ended)
+    return {name: [r["changes"] for r in ended if r["algorithm"] == name] for name in names}
 
 
-def _last_scores(record: Record) -> tuple[float, float]:
-    return record["curve"][-1]["strict"], record["curve"][-1]["graded"]
+def fell(record: Record) -> bool:
+    """Whether a run broke off, or ended below its start."""
+    return "curve" not in record or gain(record) <= 0
+
+
+def choose(trials: list[Record], done: list[Record], seed: int) -> dict[str, dict[str, str]]:
+    """Algorithm to its best trial, without those that fell in a run with the whole budget and the first seed."""
+    fallen = [(r["algorithm"], r["changes"]) for r in done if r["seed"] == seed and fell(r)]
+    left = {name: [c for c in ranked if (name, c) not in fallen] for name, ranked in ranked_changes(trials).items()}
+    return {name: changes[0] for name, changes in left.items() if changes}
 
 
 def trials_table(records: list[Record]) -> str:
@@ -160,19 +167,23 @@ def trials_table(records: list[Record]) -> str:
 
 
 def final_table(records: list[Record]) -> str:
-    """Mean and spread over seeds after the whole budget."""
+    """Mean and spread over seeds after the whole budget; what gave way after its first seed has a line of its own."""
     lines = [
-        "| algorithm | cycles | pictures | training, s | strict, by seed | mean gain (std) | graded | brightness |",
-        "|---|---|---|---|---|---|---|---|",
+        "| algorithm | learning rate | cycles | pictures | training, s | strict, by seed | mean gain (std) | graded "
+        "| brightness |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    groups = [[r for r in records if r["algorithm"] == name and "curve" in r] for name in ALGORITHMS]
-    for own in sorted((g for g in groups if g), key=lambda g: -statistics.mean(gain(r) for r in g)):
+    groups: dict[str, list[Record]] = {}
+    for record in (r for r in records if "curve" in r):
+        groups.setdefault(f"{record['algorithm']} {sorted(record['changes'].items())}", []).append(record)
+    for own in sorted(groups.values(), key=lambda g: -statistics.mean(gain(r) for r in g)):
         last = [r["curve"][-1] for r in own]
         by_seed = ", ".join(f"{point['strict']:.3f}" for point in last)
         gains = [gain(r) for r in own]
         spread = f" ({statistics.stdev(gains):.3f})" if len(gains) > 1 else ""
         lines.append(
-            f"| `{own[0]['algorithm']}` | {own[0]['cycles']} | {last[0]['samples']:.0f} "
+            f"| `{own[0]['algorithm']}` | {own[0]['changes'].get('train.learning_rate', 'of the example')} "
+            f"| {own[0]['cycles']} | {last[0]['samples']:.0f} "
             f"| {statistics.mean(p['train_seconds'] for p in last):.0f} "
             f"| {by_seed} | {statistics.mean(gains):+.3f}{spread} "
             f"| {mean_change(own, 'graded')} | {mean_change(own, 'brightness')} |"
@@ -191,6 +202,23 @@ def mean_change(records: list[Record], name: str) -> str:
 
 def order(name: str) -> int:
     return ALGORITHMS.index(name) if name in ALGORITHMS else len(ALGORITHMS)
+
+
+def compare(trials: list[Record], arguments: argparse.Namespace) -> None:
+    """The first seed for every algorithm, with the next trial where one falls; then the other seeds."""
+    first, *others = arguments.seeds
+
+    def jobs(seeds: list[int]) -> list[Record]:
+        chosen = choose(trials, read(arguments.output), first)
+        fixed = {"budget": BUDGET, "panel": PANEL}
+        names = [name for name in arguments.algorithms if name in chosen]
+        return [{"algorithm": n, "changes": chosen[n], "seed": seed, **fixed} for seed in seeds for n in names]
+
+    before = None
+    while (wanted := jobs([first])) != before:
+        work(wanted, arguments.output, arguments.jobs)
+        before = wanted
+    work(jobs(others), arguments.output, arguments.jobs)
 
 
 def main() -> None:
@@ -213,13 +241,7 @@ def main() -> None:
     elif arguments.what == "final":
         if arguments.trials is None:
             parser.error("final needs --trials, the records of the search")
-        chosen = best_changes(read(arguments.trials))
-        jobs = [
-            {"algorithm": name, "changes": chosen[name], "seed": seed, "budget": BUDGET, "panel": PANEL}
-            for seed in arguments.seeds
-            for name in arguments.algorithms
-        ]
-        work(jobs, arguments.output, arguments.jobs)
+        compare(read(arguments.trials), arguments)
     records = read(arguments.output)
     searched = bool(records) and records[0]["budget"] == SEARCH_BUDGET
     print(trials_table(records) if searched else final_table(records))
