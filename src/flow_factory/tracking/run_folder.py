@@ -52,6 +52,7 @@ _ATTEMPT_FILES = re.compile(
     r"|inputs(\.\d+)?\.json|overrides(\.\d+)?\.json|report\.html|samples|failed_samples|trackers)$"
 )
 
+_SHOWN_CHANGES = 20
 _MAX_NAME_BYTES = 255
 # `is_in_use` holds a lock for an instant, of which a run that begins just then must not die; a writer keeps it.
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 6, 0.1  # pause in seconds
@@ -346,9 +347,11 @@ def _check_same_inputs(config: Arguments, checkpoint: Path) -> None:
         ) from error
     changed = changed_inputs(saved, describe_inputs(config))
     if changed:
+        rest = len(changed) - _SHOWN_CHANGES
+        shown = changed[:_SHOWN_CHANGES] + [f"and {rest} more"] * (rest > 0)
         raise InputError(
             f"files that the run reads have changed since {checkpoint} was saved:\n  "
-            + "\n  ".join(changed)
+            + "\n  ".join(shown)
             + "\nResuming would be neither the old run nor the new one. Restore these files, or start a new run with "
             "another log.run_name."
         )
