@@ -211,12 +211,10 @@ class Bench:
         if self.case.takes_negative:
             arguments["negative_prompt"] = [self.case.negatives[i] or "" for i in rows]
         arguments |= self.case.media_call([self.case.media[i] for i in rows])
-        height, width = self.case.size
         result = self.case.output(
             used(
                 **arguments,
-                height=height,
-                width=width,
+                **self.fresh.size_arguments(*self.case.size),
                 num_inference_steps=steps or self.case.steps,
                 generator=generators([SEEDS[i] for i in rows]),
                 output_type=output_type,

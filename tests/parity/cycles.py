@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flow_factory.hparams import Arguments, load_config_from_mapping
-from flow_factory.samples import Video
+from flow_factory.samples import MediaItem, Video
 from tests.parity.bench import Bench, set_path
 from tests.parity.media import save
 from tests.trainers.offline_support import make_dataset, offline_mapping
@@ -66,13 +66,30 @@ def save_media(bench: Bench, row: int, data: Path) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for slot, items in bench.case.media[row].items():
         for number, item in enumerate(items):
-            kind = "images" if isinstance(item, Tensor) else "videos" if isinstance(item, Video) else "audios"
-            names.setdefault(slot, []).append(save(item, data / kind / f"{row}-{slot}-{number}").name)
+            names.setdefault(slot, []).append(save(item, data / f"{_kind(item)}s" / f"{row}-{slot}-{number}").name)
     return names
+
+
+def _kind(item: MediaItem) -> str:
+    return "image" if isinstance(item, Tensor) else "video" if isinstance(item, Video) else "audio"
 
 
 def _offline(bench: Bench, folder: Path) -> dict[str, Any]:
     data = make_dataset(folder / "stored", count=2, sizes=(bench.case.size,))
+    _add_stored_media(bench, data)
     mapping = offline_mapping(bench.folder, folder, data)
     mapping["train"] |= {"gradient_accumulation_steps": 1}
     return mapping
+
+
+def _add_stored_media(bench: Bench, data: Path) -> None:
+    """Adds condition media to the inputs of stored examples, for a model that takes any."""
+    file = data / "train.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for row, record in enumerate(records):
+        record["input"]["media"] = [
+            {"type": _kind(item), "path": name, "slot": slot}
+            for slot, names in save_media(bench, row, data).items()
+            for item, name in zip(bench.case.media[row][slot], names, strict=True)
+        ]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))

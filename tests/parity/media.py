@@ -12,13 +12,19 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from flow_factory.samples import Audio, MediaItem, Video
+from flow_factory.models.images import to_pil
+from flow_factory.samples import Audio, Media, MediaItem, Video
 
 
 def picture(seed: int, size: tuple[int, int] = (32, 48)) -> Tensor:
     """A smooth random picture, uint8 [3, H, W]; size is (height, width)."""
     coarse = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
     return (interpolate(coarse, size, mode="bicubic").clamp(0, 1)[0] * 255).round().to(torch.uint8)
+
+
+def pictures(media: Media) -> list[Image.Image]:
+    """All pictures of a row, as pipelines take them."""
+    return [to_pil(item) for items in media.values() for item in items if isinstance(item, Tensor)]
 
 
 def clip(seed: int, frames: int = 5, size: tuple[int, int] = (32, 48), fps: float = 8.0) -> Video:

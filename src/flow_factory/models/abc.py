@@ -235,6 +235,11 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """
         return {"guidance_scale": guidance_scale, **asdict(generation)}
 
+    @classmethod
+    def size_arguments(cls, height: int, width: int) -> dict[str, Any]:
+        """Arguments of the pipeline's `__call__` that give an output of a size in pixels, beside `call_arguments`."""
+        return {"height": height, "width": width}
+
     def collate_conditions(self, conditions: Sequence[ConditionT]) -> ConditionT:
         """Joins conditions along the batch; models with ragged conditions pad here."""
         return type(conditions[0]).cat(list(conditions))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from flow_factory.errors import InputError
 from flow_factory.samples import Condition
+
+PromptsT = TypeVar("PromptsT", bound="PromptCondition")
 
 
 class Prompts(NamedTuple):
@@ -102,7 +104,7 @@ def _join(negative: Tensor, positive: Tensor) -> Tensor:
     return torch.cat([pad_tokens(negative, length), pad_tokens(positive, length)])
 
 
-def collate_padded(conditions: Sequence[PromptCondition], multiple: int = 1) -> PromptCondition:
+def collate_padded(conditions: Sequence[PromptsT], multiple: int = 1) -> PromptsT:
     """Joins conditions of different lengths: zeros (masked out) behind the shorter ones.
 
     Args:
@@ -110,14 +112,14 @@ def collate_padded(conditions: Sequence[PromptCondition], multiple: int = 1) -> 
         multiple: Lengths are rounded up to a multiple of it, so that batches of similar prompts have equal lengths and
             a row's numbers do not depend on its neighbours.
     """
-    return PromptCondition.cat([pad_condition(c, *_lengths(conditions, multiple)) for c in conditions])
+    return type(conditions[0]).cat([pad_condition(c, *_lengths(conditions, multiple)) for c in conditions])
 
 
-def pad_condition(condition: PromptCondition, length: int, negative_length: int = 0) -> PromptCondition:
+def pad_condition(condition: PromptsT, length: int, negative_length: int = 0) -> PromptsT:
     """Prompts padded to `length` tokens, negatives to `negative_length`; pooled embeddings are left as they are."""
-    lengths = {name: negative_length if name.startswith("negative") else length for name in condition.tensors()}
-    padded = {n: pad_tokens(t, lengths[n]) for n, t in condition.tensors().items() if "pooled" not in n}
-    return replace(condition, **padded)
+    texts = {f.name: getattr(condition, f.name) for f in fields(PromptCondition) if "pooled" not in f.name}
+    lengths = {name: negative_length if name.startswith("negative") else length for name in texts}
+    return replace(condition, **{n: pad_tokens(t, lengths[n]) for n, t in texts.items() if t is not None})
 
 
 def _lengths(conditions: Sequence[PromptCondition], multiple: int) -> tuple[int, int]:

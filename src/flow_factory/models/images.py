@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 
@@ -16,6 +17,11 @@ def to_bytes(pipeline: Any, decoded: Tensor) -> list[Tensor]:
     """
     pixels = pipeline.image_processor.postprocess(decoded, output_type="pt")
     return list((pixels.float() * 255).round().to(torch.uint8).cpu().unbind())
+
+
+def to_pil(picture: Tensor) -> Image.Image:
+    """The picture of uint8 [3, H, W], exactly; what pipelines take condition pictures as."""
+    return Image.fromarray(picture.permute(1, 2, 0).contiguous().cpu().numpy())
 
 
 def to_pixels(pipeline: Any, media: Sequence[Tensor], device: torch.device) -> Tensor:

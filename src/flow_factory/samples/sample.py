@@ -44,7 +44,7 @@ class Condition:
             name: t.to(device=device, dtype=dtype if t.is_floating_point() else None)
             for name, t in self.tensors().items()
         }
-        return replace(self, **moved)
+        return self.from_tensors(moved)
 
     def row(self: ConditionT, index: int) -> ConditionT:
         """Row `index`, keeping a batch dimension of 1."""

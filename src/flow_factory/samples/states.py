@@ -78,6 +78,13 @@ class LatentState:
             {name: x[index] for name, x in self.components.items()}, {n: m[index] for n, m in self.masks.items()}
         )
 
+    def take(self, rows: Sequence[int]) -> LatentState:
+        """Some rows of the batch, in the order given."""
+        chosen = list(rows)
+        return LatentState(
+            {name: x[chosen] for name, x in self.components.items()}, {n: m[chosen] for n, m in self.masks.items()}
+        )
+
     def rows(self) -> list[LatentState]:
         """All rows of the batch."""
         return [self.row(i) for i in range(self.batch_size)]
@@ -147,6 +154,15 @@ class ComponentTimes:
         if len(self.components) != 1:
             raise ValueError(f"ComponentTimes.only needs one component; these times have {list(self.components)}.")
         return next(iter(self.components.values()))
+
+    def take(self, rows: Sequence[int]) -> ComponentTimes:
+        """The times of some rows, in the order given."""
+        chosen = list(rows)
+        return ComponentTimes(
+            {name: times.map(lambda t: t[chosen]) for name, times in self.components.items()},
+            None if self.index is None else self.index[chosen],
+            self.length,
+        )
 
     def to(self, device: torch.device | str) -> ComponentTimes:
         """Moves all tensors to `device`."""

@@ -101,12 +101,10 @@ def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
             "LoRA* on the base model, at strength 1. The text encoders are not changed."
         )
     evaluation = config.eval_args
-    height, width = evaluation.resolution
     adapter_class = get_adapter_class(config.model_args.model_type)
     call = {
         "num_inference_steps": evaluation.num_inference_steps,
-        "height": height,
-        "width": width,
+        **adapter_class.size_arguments(*evaluation.resolution),
         **adapter_class.call_arguments(evaluation.guidance_scale, config.eval_generation),
     }
     arguments = [f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in call.items()]

@@ -150,8 +150,7 @@ def _pipeline_call(
     scale = setup.eval_guidance_scale(config, choice.source)
     call = {
         "prompt": choice.prompt,
-        "height": plan.height,
-        "width": plan.width,
+        **adapter.size_arguments(plan.height, plan.width),
         "num_inference_steps": plan.num_inference_steps,
         **adapter.call_arguments(scale, config.eval_generation),
     }

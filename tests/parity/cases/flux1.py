@@ -21,8 +21,8 @@ SETTINGS = (
 )
 
 
-def build(guidance_embeds: bool, scheduler: Any) -> FluxPipeline:
-    """Two joint and two single-stream blocks."""
+def flux1_parts(guidance_embeds: bool, scheduler: Any = None) -> dict[str, Any]:
+    """Two joint and two single-stream blocks, and what a pipeline of the family needs beside them."""
     clip_tokens, t5_tokens = clip_tokenizer(), t5_tokenizer()
     transformer = FluxTransformer2DModel(
         patch_size=1,
@@ -36,22 +36,22 @@ def build(guidance_embeds: bool, scheduler: Any) -> FluxPipeline:
         guidance_embeds=guidance_embeds,
         axes_dims_rope=(4, 6, 6),
     )
-    return FluxPipeline(
-        scheduler=scheduler,
-        vae=autoencoder(),
-        text_encoder=clip_text_model(16, len(clip_tokens)),
-        tokenizer=clip_tokens,
-        text_encoder_2=t5_encoder(24, len(t5_tokens)),
-        tokenizer_2=t5_tokens,
-        transformer=transformer,
-    )
+    return {
+        "scheduler": scheduler or FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        "vae": autoencoder(),
+        "text_encoder": clip_text_model(16, len(clip_tokens)),
+        "tokenizer": clip_tokens,
+        "text_encoder_2": t5_encoder(24, len(t5_tokens)),
+        "tokenizer_2": t5_tokens,
+        "transformer": transformer,
+    }
 
 
 CASES = [
     Case(
         key="flux1",
         variant="dev",
-        build=seeded(lambda: build(True, FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True))),
+        build=seeded(lambda: FluxPipeline(**flux1_parts(guidance_embeds=True))),
         settings=SETTINGS,
         generation={"max_sequence_length": 10},
         call={"max_sequence_length": 10},
@@ -66,7 +66,7 @@ CASES = [
     Case(
         key="flux1",
         variant="schnell",
-        build=seeded(lambda: build(False, FlowMatchEulerDiscreteScheduler(shift=1.0))),
+        build=seeded(lambda: FluxPipeline(**flux1_parts(False, FlowMatchEulerDiscreteScheduler(shift=1.0)))),
         settings=(
             Setting("unguided", 0.0, {}, {"guidance_scale": 0.0}, frozenset({"negative_prompt", "embedded guidance"})),
             Setting(

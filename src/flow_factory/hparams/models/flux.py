@@ -1,4 +1,4 @@
-"""FLUX.1 (dev, schnell and fine-tuned checkpoints of the same format) and Chroma."""
+"""FLUX.1 (dev, schnell, Kontext and fine-tuned checkpoints of the same format) and Chroma."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from flow_factory.contracts import Modality, PipelineIOContract
 from flow_factory.hparams.models.folder import packed_size_factor
-from flow_factory.hparams.models.media import TEXT_TO_IMAGE
+from flow_factory.hparams.models.media import EDITED_IMAGE, NEGATIVE_PROMPT, PROMPT, TEXT_TO_IMAGE
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
 from flow_factory.hparams.types import NonNegativeFloat, option
 
@@ -46,6 +47,10 @@ _TARGETS = (
     "single_transformer_blocks.*.proj_out",
 )
 
+_FLUX1_COMPONENTS = (
+    "transformer", "vae", "scheduler", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"
+)  # fmt: skip
+
 FLUX1 = ModelSpec(
     key="flux1",
     adapter="flow_factory.models.flux.flux1.Flux1Adapter",
@@ -56,10 +61,33 @@ FLUX1 = ModelSpec(
     size_factor=packed_size_factor,
     resolution_floor=256,
     default_lora_targets=_TARGETS,
-    required_components=(
-        "transformer", "vae", "scheduler", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"
-    ),
-)  # fmt: skip
+    required_components=_FLUX1_COMPONENTS,
+)
+
+
+@dataclass
+class KontextGenerationArguments(FluxGenerationArguments):
+    """Model-specific fields of `train:` and `eval:` for flux1-kontext."""
+
+    auto_resize: bool = option(
+        True,
+        "Bring references to the size nearest in proportions of those the model was trained with, about one megapixel; "
+        "false: keep theirs, which costs less where they are small.",
+    )
+
+
+FLUX1_KONTEXT = ModelSpec(
+    key="flux1-kontext",
+    adapter="flow_factory.models.flux.kontext.FluxKontextAdapter",
+    pipeline_class="FluxKontextPipeline",
+    io=PipelineIOContract(inputs=(PROMPT, NEGATIVE_PROMPT, EDITED_IMAGE), outputs=(Modality.IMAGE,)),
+    generation_arguments=KontextGenerationArguments,
+    guidance="embedded",
+    size_factor=packed_size_factor,
+    resolution_floor=256,
+    default_lora_targets=_TARGETS,
+    required_components=_FLUX1_COMPONENTS,
+)
 
 
 @dataclass

@@ -8,3 +8,6 @@ PROMPT = MediaSlot(Modality.TEXT, "prompt")
 NEGATIVE_PROMPT = MediaSlot(Modality.TEXT, "negative_prompt", required=False)
 
 TEXT_TO_IMAGE = PipelineIOContract(inputs=(PROMPT, NEGATIVE_PROMPT), outputs=(Modality.IMAGE,))
+
+REFERENCES = MediaSlot(Modality.IMAGE, "image", required=False, max_items=None)
+EDITED_IMAGE = MediaSlot(Modality.IMAGE, "image")

@@ -21,6 +21,7 @@ _MODEL_SPEC_REGISTRY = Registry(
         "cogview4": "flow_factory.hparams.models.cogview4.SPEC",
         "lumina2": "flow_factory.hparams.models.lumina2.SPEC",
         "flux1": "flow_factory.hparams.models.flux.FLUX1",
+        "flux1-kontext": "flow_factory.hparams.models.flux.FLUX1_KONTEXT",
     },
     field="model.model_type",
 )

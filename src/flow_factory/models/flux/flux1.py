@@ -22,7 +22,7 @@ from flow_factory.samples import ComponentTimes, LatentState
 class Flux1Adapter(PackedLatentsAdapter):
     """Text to image with embedded guidance; T5 tokens are padded to one length, which the network reads unmasked."""
 
-    def load_pipeline(self) -> FluxPipeline:
+    def load_pipeline(self) -> Any:
         return self.load_diffusers(FluxPipeline)
 
     def guidance(self, guidance_scale: float, generation: Any = None) -> GuidanceSpec:
@@ -49,6 +49,10 @@ class Flux1Adapter(PackedLatentsAdapter):
             arguments["sigmas"] = linear_sigmas(num_steps)
         return arguments
 
+    def further_tokens(self, condition: Any) -> tuple[Tensor, Tensor] | None:
+        """Tokens [B, N, 4 C] of the condition that follow the state's, and their positions [N, 3]; None: none."""
+        return None
+
     def predict_velocity(
         self, state: LatentState, times: ComponentTimes, condition: PromptCondition, guidance: GuidanceSpec
     ) -> LatentState:
@@ -58,14 +62,20 @@ class Flux1Adapter(PackedLatentsAdapter):
         if self.pipeline.transformer.config.guidance_embeds:
             assert guidance.embedded is not None
             embedded = torch.full((batch,), guidance.embedded, device=latents.device)
+        tokens = pack(latents)
+        count = tokens.shape[1]
         image_ids = self.pipeline._prepare_latent_image_ids(
             batch, height // 2, width // 2, latents.device, torch.float32
         )
-        tokens = self.network_input("transformer", pack(latents))
+        further = self.further_tokens(condition)
+        if further is not None:
+            tokens = torch.cat([tokens, further[0].to(tokens.dtype)], dim=1)
+            image_ids = torch.cat([image_ids, further[1]])
+        tokens = self.network_input("transformer", tokens)
 
         def network(prompts: Prompts) -> Tensor:
             assert prompts.pooled is not None
-            return self.network("transformer")(
+            predicted = self.network("transformer")(
                 hidden_states=tokens,
                 timestep=timestep / 1000,
                 guidance=embedded,
@@ -75,5 +85,6 @@ class Flux1Adapter(PackedLatentsAdapter):
                 img_ids=image_ids,
                 return_dict=False,
             )[0]
+            return predicted[:, :count]
 
         return LatentState.single(unpack(guide_apart(guidance, times, condition, network), height, width))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
@@ -25,7 +25,13 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
 
 
 class PackedLatentsAdapter(TextToImageAdapter):
-    """For pipelines that keep their latents packed. The state here is unpacked, so that its shape tells the size."""
+    """For pipelines that keep their latents packed. The state here is unpacked, so that its shape tells the size.
+
+    Attributes:
+        no_media: Arguments of the pipeline's `prepare_latents` that leave condition media out.
+    """
+
+    no_media: ClassVar[Mapping[str, None]] = {}
 
     @property
     def latent_channels(self) -> int:
@@ -40,7 +46,14 @@ class PackedLatentsAdapter(TextToImageAdapter):
         generation: Any = None,
     ) -> LatentState:
         packed = self.pipeline.prepare_latents(
-            len(generators), self.latent_channels, height, width, torch.float32, self.device, list(generators)
+            batch_size=len(generators),
+            num_channels_latents=self.latent_channels,
+            height=height,
+            width=width,
+            dtype=torch.float32,
+            device=self.device,
+            generator=list(generators),
+            **self.no_media,
         )
         packed = packed[0] if isinstance(packed, tuple) else packed  # some return the tokens' positions as well
         factor = self.pipeline.vae_scale_factor
