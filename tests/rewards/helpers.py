@@ -9,7 +9,7 @@ import torch
 
 from flow_factory.hparams.reward_args import RewardArguments
 from flow_factory.rewards.abc import GroupwiseRewardModel, PointwiseRewardModel
-from flow_factory.samples import Condition, Grid, NoiseKey, T2ISample, Trajectory
+from flow_factory.samples import Condition, Grid, NoiseKey, T2ISample, T2VSample, Trajectory
 
 
 def make_sample(index: int = 0, member: int = 0, *, source: str = "a", value: int = 0, prompt: str = "") -> T2ISample:
@@ -27,6 +27,13 @@ def make_sample(index: int = 0, member: int = 0, *, source: str = "a", value: in
         trajectory=Trajectory(grid, (0.0,)),
         image=torch.full((3, 8, 8), value, dtype=torch.uint8),
     )
+
+
+def make_video(frames: torch.Tensor) -> T2VSample:
+    """A video of uint8 frames [F, C, H, W]."""
+    fields = {**vars(make_sample()), "video": frames, "fps": 8.0}
+    del fields["image"]
+    return T2VSample(**fields)
 
 
 def config(name: str = "r", **fields: Any) -> RewardArguments:

@@ -17,7 +17,7 @@ from flow_factory.rewards.abc import BaseRewardModel, PointwiseRewardModel
 from flow_factory.rewards.build import build_reward_model, build_reward_models, check_rewards
 from flow_factory.rewards.registry import get_reward_class, register_reward_model, reward_keys
 from flow_factory.rewards.smoke import smoke_reward
-from tests.rewards.helpers import PixelReward, WithParams, config, make_sample
+from tests.rewards.helpers import PixelReward, WithParams, config, make_sample, make_video
 
 
 def test_dotted_path_and_keys() -> None:
@@ -195,6 +195,8 @@ def test_brightness() -> None:
     red.image[0] = 255
     plain = build_reward_model(config(reward_model="brightness"))
     assert plain.score([black, white, red]) == pytest.approx([0.0, 1.0, 0.2126])
+    frames = torch.stack([torch.full((3, 8, 8), value, dtype=torch.uint8) for value in (0, 51, 255)])
+    assert plain.score([make_video(frames)]) == pytest.approx([0.4])
     aimed = build_reward_model(config(reward_model="brightness", params={"target": 0.25}))
     assert aimed.score([black, white]) == pytest.approx([-0.25, -0.75])
     with pytest.raises(InputError, match=r"1\.5"):

@@ -1,4 +1,4 @@
-"""What text-to-image adapters share: spatial latents, an image VAE with one scale, prompts encoded text by text."""
+"""What text-to-image adapters share: spatial latents and an image VAE with one scale."""
 
 from __future__ import annotations
 
@@ -8,38 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flow_factory.models.abc import BaseAdapter
-from flow_factory.models.conditions import PromptCondition, Prompts, negative_texts
+from flow_factory.models.conditions import PromptCondition
 from flow_factory.models.images import decode_images, encode_images
+from flow_factory.models.prompted import PromptedAdapter
 from flow_factory.samples import LatentState, T2ISample
 
 
-class TextToImageAdapter(BaseAdapter[PromptCondition]):
+class TextToImageAdapter(PromptedAdapter):
     """A state of latents [B, C, H / f, W / f], whose shape tells the picture's size; uint8 pictures [C, H, W] out.
 
     A subclass gives `load_pipeline`, `predict_velocity`, and `encode_texts` or the whole of `encode_prompt`.
     """
 
     sample_class = T2ISample
-    condition_class = PromptCondition
-
-    def encode_texts(self, texts: list[str], generation: Any) -> Prompts:
-        """Encodes B texts; `texts` may be written to. `generation` holds the model-specific fields."""
-        raise NotImplementedError(f"{type(self).__name__} has neither encode_texts nor encode_prompt.")
-
-    @torch.no_grad()
-    def encode_prompt(
-        self,
-        prompts: Sequence[str],
-        negative_prompts: Sequence[str | None] | None = None,
-        need_negative: bool = False,
-        generation: Any = None,
-    ) -> PromptCondition:
-        fields = generation or self.config.train_generation
-        positive = self.encode_texts(list(prompts), fields)
-        negatives = negative_texts(negative_prompts, len(prompts)) if need_negative else None
-        negative = None if negatives is None else self.encode_texts(negatives, fields)
-        return self.collate_conditions([PromptCondition.of(positive, negative)])
 
     @property
     def latent_channels(self) -> int:

@@ -1,4 +1,4 @@
-"""Mean luminance of an image: the smallest reward with a setting of its own, and a good one to watch a loop with."""
+"""Mean luminance of an image or a video: the smallest reward with a setting, and a good one to watch a loop with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flow_factory.hparams.types import Fraction
 from flow_factory.rewards.abc import PointwiseRewardModel
 
 if TYPE_CHECKING:
-    from flow_factory.samples import BaseSample, ImageSample
+    from flow_factory.samples import BaseSample, ImageSample, VideoSample
 
 REC_709 = (0.2126, 0.7152, 0.0722)
 """Weights of red, green and blue in luminance (ITU-R BT.709), applied to the stored values."""
@@ -29,18 +29,19 @@ class BrightnessParams:
 class Brightness(PointwiseRewardModel):
     """Mean luminance in [0, 1], or minus its distance from `target`."""
 
-    required_fields = ("image",)
+    required_fields = ("frames",)
     Params = BrightnessParams
 
     def score(self, samples: Sequence[BaseSample]) -> list[float | None]:
         """One number per sample."""
-        values = [self._luminance(cast("ImageSample", sample)) for sample in samples]
+        values = [self._luminance(cast("ImageSample | VideoSample", sample)) for sample in samples]
         target = self.params.target
         return [value if target is None else -abs(value - target) for value in values]
 
     @staticmethod
-    def _luminance(sample: ImageSample) -> float:
+    def _luminance(sample: ImageSample | VideoSample) -> float:
         import numpy as np
 
-        pixels = np.asarray(sample.pil, dtype=np.float64)  # [H, W, 3]
-        return float(pixels.mean(axis=(0, 1)) @ np.array(REC_709)) / 255
+        assert sample.frames is not None  # required
+        pixels = sample.frames.numpy().astype(np.float64)  # [F, 3, H, W]
+        return float(pixels.mean(axis=(0, 2, 3)) @ np.array(REC_709)) / 255

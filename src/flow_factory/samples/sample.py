@@ -106,6 +106,11 @@ class ImageSample(BaseSample):
     image: Tensor | None = None
 
     @property
+    def frames(self) -> Tensor | None:
+        """The image as a video of one frame, uint8 [1, C, H, W]."""
+        return None if self.image is None else self.image[None]
+
+    @property
     def pil(self) -> Any:
         """The image as a `PIL.Image.Image` in RGB."""
         from PIL import Image
@@ -133,6 +138,11 @@ class VideoSample(BaseSample):
 
     video: Tensor | None = None
     fps: float | None = None
+
+    @property
+    def frames(self) -> Tensor | None:
+        """The video, for what looks at images and videos alike."""
+        return self.video
 
 
 @dataclass
