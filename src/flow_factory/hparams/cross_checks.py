@@ -23,6 +23,8 @@ _KNOWN_AGGREGATIONS = ("sum", "gdpo", "rloo", "best_of", "rank", "reinforce", "p
 _TAKEN_BY = (
     ("clip_range", "policy_loss", _KNOWN_POLICY_LOSSES, ("grpo", "grpo-guard", "gspo")),
     ("global_std", "advantage_aggregation", _KNOWN_AGGREGATIONS, ("sum",)),
+    ("logit_mean", "weighting_scheme", ("logit_normal", "uniform"), ("logit_normal",)),
+    ("logit_std", "weighting_scheme", ("logit_normal", "uniform"), ("logit_normal",)),
 )
 
 
@@ -52,6 +54,16 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
         geometry = find_geometry(config, None, problems)
         if geometry is not None:
             check_decoupled_geometry(config, geometry, check.add)
+
+
+def guided_scales(config: Arguments) -> dict[Path, float]:
+    """The fields that ask for guidance, with their values."""
+    scales: dict[Path, float] = {
+        ("train", name): getattr(config.training_args, name, None) or 1.0
+        for name in ("guidance_scale", "kl_cfg", "kl_guidance_scale")
+    }
+    scales["eval", "guidance_scale"] = config.eval_args.guidance_scale
+    return {path: scale for path, scale in scales.items() if scale > 1}
 
 
 def check_world_size(config: Arguments, world_size: int) -> None:
@@ -217,15 +229,8 @@ class _Checker:
         """A guidance scale only where the model has guidance."""
         if self.config.spec.guidance != "none":
             return
-        scales: list[tuple[Path, Any]] = [
-            (("train", "guidance_scale"), getattr(self.args, "guidance_scale", 1.0)),
-            (("train", "kl_cfg"), getattr(self.args, "kl_cfg", None) or 1.0),
-            (("train", "kl_guidance_scale"), getattr(self.args, "kl_guidance_scale", None) or 1.0),
-            (("eval", "guidance_scale"), self.config.eval_args.guidance_scale),
-        ]
-        for path, scale in scales:
-            if scale > 1:
-                self.add(path, f"is {scale}, but model {self.config.spec.key!r} has no guidance; use 1.")
+        for path, scale in guided_scales(self.config).items():
+            self.add(path, f"is {scale}, but model {self.config.spec.key!r} has no guidance; use 1.")
 
     def processes(self) -> None:
         """Processes and machines."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from flow_factory.hparams.scheduler_args import SchedulerArguments
 from flow_factory.hparams.training_args._base import TrainingArguments
 from flow_factory.hparams.training_args._common import Paradigm
-from flow_factory.hparams.training_args._offline import check_timestep_range
+from flow_factory.hparams.training_args._free_times import check_timestep_range
 from flow_factory.hparams.training_times import TimeSampling, TimeStrategy
 from flow_factory.hparams.types import (
     NonNegativeFloat,
