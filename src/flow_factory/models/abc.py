@@ -173,16 +173,23 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """What the pipeline's `__call__` passes to `set_timesteps` besides the number: `sigmas`, `timesteps`, `mu`."""
         return {}
 
-    def sigma_grid(self, num_steps: int, state: LatentState, condition: Any) -> Grid:
-        """The grid that the pipeline would walk from `state`, on the device."""
+    def sigma_grid(self, num_steps: int, state: LatentState, condition: Any, generation: Any = None) -> Grid:
+        """The grid that the pipeline would walk from `state`, on the device.
+
+        Args:
+            num_steps: num_inference_steps.
+            state: What `prepare_latents` gave.
+            condition: Encoded inputs, or None where the grid is asked for without a prompt; it may not depend on them.
+            generation: The model-specific fields of `train:` or `eval:` (`strength`); None means `train:`.
+        """
         arguments = self.grid_arguments(num_steps, state, condition)
         return pipeline_grid(self.pipeline.scheduler, num_steps, device=self.device, **arguments)
 
-    def solver_grid(self, num_steps: int, state: LatentState, condition: Any) -> Grid:
+    def solver_grid(self, num_steps: int, state: LatentState, condition: Any, generation: Any = None) -> Grid:
         """The evaluations of the pipeline's own scheduler (`solver: pipeline`), where they are not `sigma_grid`'s."""
-        return self.sigma_grid(num_steps, state, condition)
+        return self.sigma_grid(num_steps, state, condition, generation)
 
-    def initial_state(self, noise: LatentState, grid: Grid) -> LatentState:
+    def initial_state(self, noise: LatentState, grid: Grid, condition: ConditionT) -> LatentState:
         """The state at the first point of the grid, from what `prepare_latents` drew."""
         return noise
 

@@ -100,8 +100,8 @@ def inference(
     condition = self.prepare_condition_state(condition.to(self.device))
     state = self.prepare_latents(condition, initial_generators, height, width, generation)
     make_grid = self.solver_grid if solver == "pipeline" else self.sigma_grid
-    grid = make_grid(num_inference_steps, state, condition)
-    state = self.initial_state(state, grid)
+    grid = make_grid(num_inference_steps, state, condition, generation)
+    state = self.initial_state(state, grid, condition)
     levels = _levels(noise_levels, grid, parse_dynamics(dynamics), solver)
     if compute_log_prob and not any(levels):
         raise InputError("log-probabilities need at least one stochastic step; all noise levels of this rollout are 0.")
@@ -120,7 +120,9 @@ def inference(
         log_prob_normalised=log_prob_normalised,
         storage_dtype=storage_dtype,
         step_generators=step_generators,
-        pipeline_solver=PipelineSolver(self, num_inference_steps, state, condition) if solver == "pipeline" else None,
+        pipeline_solver=(
+            PipelineSolver(self, num_inference_steps, state, condition, grid) if solver == "pipeline" else None
+        ),
         multistep=MultistepSolver() if outside_solver == "dpm2m" else None,
         should_stop=should_stop,
     )

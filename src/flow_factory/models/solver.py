@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flow_factory.samples import ComponentTimes, LatentState
+from flow_factory.samples import ComponentTimes, Grid, LatentState
 from flow_factory.scheduler.solvers import dpm_solver_2m_step
 
 if TYPE_CHECKING:
@@ -23,10 +23,14 @@ class PipelineSolver:
         num_steps: num_inference_steps.
         state: The initial latents; the grid may depend on their size.
         condition: Encoded inputs.
+        grid: The evaluations that are taken: all of the scheduler's, or the last of them, where a pipeline starts late.
     """
 
-    def __init__(self, adapter: BaseAdapter[Any], num_steps: int, state: LatentState, condition: Any) -> None:
+    def __init__(
+        self, adapter: BaseAdapter[Any], num_steps: int, state: LatentState, condition: Any, grid: Grid
+    ) -> None:
         self._adapter = adapter
+        self._taken = grid.length
         arguments = adapter.grid_arguments(num_steps, state, condition)
         self._schedulers: dict[str, Any] = {}
         for name in state:
@@ -44,7 +48,8 @@ class PipelineSolver:
             scheduler = self._schedulers[name]
             output = self._adapter.scheduler_output(name, velocity[name], x, times)
             sample = self._adapter.to_scheduler(scheduler, x, times[name].sigma)
-            sample = scheduler.step(output, scheduler.timesteps[index], sample, return_dict=False)[0]
+            timestep = scheduler.timesteps[index - self._taken]
+            sample = scheduler.step(output, timestep, sample, return_dict=False)[0]
             moved = self._adapter.from_scheduler(scheduler, sample, times[name].sigma_next)
             mask = state.masks.get(name)
             stepped[name] = moved if mask is None else torch.where(mask, moved, x)

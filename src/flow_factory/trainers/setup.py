@@ -254,7 +254,7 @@ def build_advantage_processor(config: Arguments, comm: Comm) -> AdvantageProcess
 def run_grid(adapter: BaseAdapter[Any], num_steps: int, height: int, width: int, generation: Any = None) -> Grid:
     """The grid of rollouts of this size. Its shift may depend on the latents' shape, never on their values."""
     state = adapter.prepare_latents(None, [torch.Generator().manual_seed(0)], height, width, generation)
-    return adapter.sigma_grid(num_steps, state, None)
+    return adapter.sigma_grid(num_steps, state, None, generation)
 
 
 def resolve_steps(config: Arguments, adapter: BaseAdapter[Any]) -> SDESteps | None:

@@ -47,19 +47,19 @@ class StableDiffusionAdapter(TextToImageAdapter):
         noise = randn_tensor(shape, generator=list(generators), device=self.device, dtype=torch.float32)
         return LatentState.single(noise)
 
-    def solver_grid(self, num_steps: int, state: LatentState, condition: Any) -> Grid:
+    def solver_grid(self, num_steps: int, state: LatentState, condition: Any, generation: Any = None) -> Grid:
         scheduler = flow.make_scheduler(self.pipeline.scheduler, num_steps, self.device)
         sigmas = flow.flow_sigmas(scheduler).to(self.device, torch.float32)
         return Grid.single(sigmas, scheduler.timesteps.clone())
 
-    def sigma_grid(self, num_steps: int, state: LatentState, condition: Any) -> Grid:
+    def sigma_grid(self, num_steps: int, state: LatentState, condition: Any, generation: Any = None) -> Grid:
         """The scheduler's grid, without points that it evaluates twice (PNDM's start)."""
-        grid = self.solver_grid(num_steps, state, condition)
+        grid = self.solver_grid(num_steps, state, condition, generation)
         sigmas, timesteps = grid.primary, grid.timesteps["latent"]
         kept = sigmas[1:] < sigmas[:-1]
         return Grid.single(torch.cat([sigmas[:-1][kept], sigmas[-1:]]), timesteps[kept])
 
-    def initial_state(self, noise: LatentState, grid: Grid) -> LatentState:
+    def initial_state(self, noise: LatentState, grid: Grid, condition: PromptCondition) -> LatentState:
         # Unit variance in the model's own coordinates; a scheduler that keeps x0 + (s / a) e may start from (s / a) e.
         scheduler = flow.make_scheduler(self.pipeline.scheduler, self._asked_steps(grid), self.device)
         sigma = grid.primary[:1].expand(noise.batch_size)
