@@ -15,6 +15,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
+from flow_factory.contracts import Modality
 from flow_factory.distributed import Comm
 from flow_factory.hparams import load_config_from_mapping
 from flow_factory.models.abc import BaseAdapter
@@ -45,7 +46,7 @@ class EulerOn(FlowMatchEulerDiscreteScheduler):
 
     def step(self, model_output: Any, timestep: Any, sample: Any, **keywords: Any) -> Any:
         if self._step_index is None:
-            self._step_index = 0
+            self._step_index = int((self.timesteps == timestep).nonzero()[0])  # a pipeline may start late
         return super().step(model_output, timestep.float(), sample, **keywords)
 
 
@@ -133,6 +134,11 @@ class Bench:
             },
             "rewards": {"name": "dark", "reward_model": "brightness"},
         }
+
+    @cached_property
+    def makes_videos(self) -> bool:
+        """Whether the outputs are videos."""
+        return Modality.VIDEO in self.fresh.spec.io.outputs
 
     # Inputs --------------------------------------------------------------------------------------------------------
 

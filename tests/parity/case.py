@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,12 +52,21 @@ def packed_layout(pipeline: Any, state: LatentState) -> dict[str, Tensor]:
     return {"latent": tokens.reshape(batch, (height // 2) * (width // 2), 4 * channels)}
 
 
+def video_frames(out: Any) -> Any:
+    """The result of a video pipeline, for `Case.output`."""
+    return out.frames
+
+
 def _scheduler_grid(scheduler: Any) -> tuple[Tensor, Tensor]:
     return scheduler.sigmas, scheduler.timesteps
 
 
 def _through_vae(pipeline: Any, pixels: Tensor) -> Tensor:
     return pipeline.vae.decode(pipeline.vae.encode(pixels).latent_dist.mode()).sample
+
+
+def _load_lora(pipeline: Any, file: Path) -> None:
+    pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,10 @@ class Case:
         settings: Ways to guide: at least one with and one without, where the model has both.
         generation: Model-specific fields of `train:` and `eval:`.
         call: Arguments of `pipeline(...)` that stand for them.
+        varied: Names of model-specific fields whose change must change the result, to the changed value.
         size: Height and width in pixels, not square.
         steps: num_inference_steps of parity checks.
+        grid_steps: num_inference_steps that grids are compared for.
         prompts, negatives: One per row, of different lengths; a negative may be None.
         media: Condition media of each row by slot; none for models of text alone.
         media_call: The same for some rows as arguments of `pipeline(...)`.
@@ -84,7 +96,8 @@ class Case:
             flow-matching Euler scheduler on its sigmas and timesteps.
         wrapped: Number of LoRA layers of the default targets, counted by hand.
         uncovered: Patterns (fullmatch) of linear layers inside blocks that are left alone on purpose.
-        autoencode: The VAE alone: decoded pixels [B, C, H, W] from pixels, with the posterior's mode between.
+        autoencode: The VAE alone: decoded pixels [B, C, (F,) H, W] from pixels, with the posterior's mode between.
+        load_lora: Loads an exported LoRA, of which the main file is given, into a pipeline.
         train: Changes to the configuration of trainer cycles, as dotted paths.
         components: What is trained.
         alone: The pipeline's rows depend on their batch (on the longest text); its reference is single calls.
@@ -98,8 +111,10 @@ class Case:
     variant: str = ""
     generation: Mapping[str, Any] = field(default_factory=dict)
     call: Mapping[str, Any] = field(default_factory=dict)
+    varied: Mapping[str, Any] = field(default_factory=dict)
     size: tuple[int, int] = (32, 48)
     steps: int = 4
+    grid_steps: tuple[int, ...] = (1, 4, 10)
     prompts: Sequence[str] = ("red dot", "blue bar", "star")
     negatives: Sequence[str | None] = (None, "blur", "blur")
     media: Sequence[Media] = ({}, {}, {})
@@ -112,6 +127,7 @@ class Case:
     euler: Callable[[Any], Any] | None = None
     uncovered: tuple[str, ...] = ()
     autoencode: Callable[[Any, Tensor], Tensor] = _through_vae
+    load_lora: Callable[[Any, Path], None] = _load_lora
     train: Mapping[str, Any] = field(default_factory=dict)
     components: tuple[str, ...] = ("transformer",)
     alone: bool = False

@@ -13,7 +13,7 @@ from flow_factory.contracts import Modality
 from flow_factory.data_utils.condition_cache import ConditionCache
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord
 from flow_factory.distributed import Comm
-from flow_factory.models.images import to_bytes, to_pixels
+from flow_factory.models import images, videos
 from tests.models.support import generators, stir
 from tests.parity.bench import SEEDS, Bench
 from tests.parity.test_sampling import assert_latents, named
@@ -26,7 +26,7 @@ def test_exported_lora_is_the_same_in_plain_diffusers(bench: Bench, tmp_path: Pa
     file = bench.stirred.export_lora(tmp_path)
     setting = bench.case.settings[-1]
     pipeline = bench.load_pipeline()
-    pipeline.load_lora_weights(str(tmp_path), weight_name=file.name)
+    bench.case.load_lora(pipeline, file)
     after = bench.reference(setting, pipeline=pipeline)
     own = bench.latents(bench.roll(bench.stirred, setting, solver="pipeline", decode=False))
     assert_latents(own, after, "with the exported LoRA")
@@ -70,8 +70,12 @@ def test_media_are_encoded_and_decoded(bench: Bench) -> None:
     if not adapter.supports_output_encoding:
         pytest.skip(f"{bench.case.key} has no encoder for its output media")
     height, width = bench.case.size
+    to_pixels, to_bytes = (
+        (videos.video_pixels, videos.video_bytes) if bench.makes_videos else (images.to_pixels, images.to_bytes)
+    )
+    frames = (bench.case.generation["num_frames"],) if bench.makes_videos else ()
     g = torch.Generator().manual_seed(0)
-    media = [torch.randint(0, 256, (3, height, width), generator=g, dtype=torch.uint8) for _ in SEEDS]
+    media = [torch.randint(0, 256, (*frames, 3, height, width), generator=g, dtype=torch.uint8) for _ in SEEDS]
     state = adapter.encode_output_state(media)
     condition = bench.condition(adapter, bench.case.settings[0])
     noise = adapter.prepare_latents(condition, generators(list(SEEDS)), height, width)
