@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from flow_factory.hparams import load_config, save_config
+from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
+from flow_factory.data_utils.offline_files import scan_offline_dataset
+from flow_factory.data_utils.offline_writer import new_dataset
+from flow_factory.data_utils.prompt_dataset import load_prompt_dataset
+from flow_factory.hparams import DatasetArguments, load_config, save_config
+from flow_factory.samples import ImageSample, NoiseKey
+from flow_factory.trainers.offline import preferences
 from tests.cli.data_support import error_of, examples, flow_factory, shade
-from tests.trainers.offline_support import make_dataset, offline_config, write_records
+from tests.trainers.offline_support import make_dataset, offline_config, picture, write_records
 from tests.trainers.support import make_config
 
 
@@ -44,8 +52,6 @@ def test_make_preferences_pairs_the_best_with_the_worst(rl_config: Path, tmp_pat
 def test_make_preferences_goes_on_where_it_was_stopped(
     rl_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flow_factory.trainers.offline import preferences
-
     command = ("data", "make-preferences", rl_config, "--images-per-prompt", 2)
     assert flow_factory(*command, "--output", tmp_path / "whole").exit_code == 0
     rollout, calls = preferences.rollout_batch, [0]
@@ -125,8 +131,6 @@ def test_make_preferences_does_not_go_on_with_other_metadata(
     rl_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rewards may read it."""
-    from flow_factory.trainers.offline import preferences
-
     prompts = tmp_path / "other"
     prompts.mkdir()
     command = ("data", "make-preferences", rl_config, "--prompts", prompts, "--images-per-prompt", 2)
@@ -142,6 +146,40 @@ def test_make_preferences_does_not_go_on_with_other_metadata(
     assert "holds unfinished work of other settings, weights or prompts" in error_of(
         flow_factory(*command, "--output", tmp_path / "p")
     )
+
+
+def test_pairs_keep_the_pictures_they_were_made_from(tmp_path: Path) -> None:
+    """What an editing model was given belongs to its pair, so that the dataset can be trained on by itself."""
+    (tmp_path / "images").mkdir()
+    given = [tmp_path / "images" / picture(tmp_path / "images" / f"{n}.PNG", n) for n in range(2)]
+    io = PipelineIOContract(
+        (MediaSlot(Modality.TEXT, "prompt"), MediaSlot(Modality.IMAGE, "image", required=True, max_items=2)),
+        (Modality.IMAGE,),
+    )
+    write_records(tmp_path, [{"prompt": "paint it red", "images": ["1.PNG", "0.PNG"]}])
+    (asked,) = load_prompt_dataset(DatasetArguments(dataset_dir=str(tmp_path)), "train", io=io)
+    samples = [
+        ImageSample(
+            prompt=asked.prompt, group_id=asked.group_id, member=member, key=NoiseKey(0, 0, asked.group_id, member),
+            rewards={"r": score}, image=torch.full((3, 32, 32), member, dtype=torch.uint8),
+        )
+        for member, score in enumerate((0.5, 0.1, 0.9))
+    ]  # fmt: skip
+    rewards: Any = SimpleNamespace(weights_for=lambda sample: {"r": 1.0})
+    target = tmp_path / "pairs"
+    with new_dataset(target) as writer:
+        outcome, line = preferences._judge(
+            asked, samples, rewards, preferences.PreferenceSettings(images_per_prompt=3, seed=0), writer
+        )
+        assert outcome == "pair" and line is not None
+        writer.add(line)
+    scan = scan_offline_dataset(DatasetArguments(dataset_dir=str(target)), "train", io=io)
+    assert scan.problems == []
+    (made,) = scan.examples
+    assert [file.path.read_bytes() for file in made.record.media] == [given[1].read_bytes(), given[0].read_bytes()]
+    assert all(target in file.path.parents for file in made.record.media)
+    assert made.record.group_id == asked.group_id, "the same prompt with the same pictures"
+    assert made.record.metadata["members"] == [2, 1]
 
 
 def test_make_preferences_needs_prompts_and_rewards(tiny_sd3_dir: Path, tmp_path: Path) -> None:

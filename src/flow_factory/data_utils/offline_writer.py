@@ -1,4 +1,4 @@
-"""Writes datasets of stored examples: pictures under `images/`, records in `<split>.jsonl`, in the strict schema."""
+"""Writes datasets of stored examples: media under `images/` and the like, records in `<split>.jsonl`, in the schema."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from PIL import Image
 
 from flow_factory.checkpoints.atomic import atomic_folder, fsync_file
 from flow_factory.data_utils.offline_schema import SCHEMA_VERSION, Supervision, parse_example
+from flow_factory.data_utils.prompt_dataset import MediaFile
 from flow_factory.errors import InputError
 
 
@@ -44,6 +45,16 @@ class OfflineWriter:
         (self.images / name).write_bytes(data)
         return name
 
+    def save_input(self, file: MediaFile) -> dict[str, str]:
+        """Copies a condition medium into the folder of its kind, and returns what a record says of it."""
+        folder = self.folder / f"{file.modality.value}s"
+        folder.mkdir(exist_ok=True)
+        # Prompts may share a medium, and files of several folders a name.
+        copy = folder / f"{file.digest}{file.path.suffix.lower()}"
+        copy.write_bytes(file.path.read_bytes())
+        fsync_file(copy)
+        return {"type": file.modality.value, "path": copy.name, "slot": file.slot}
+
     def add(self, line: str) -> None:
         """Appends a record that `example_line` made."""
         self._file.write(line + "\n")
@@ -62,6 +73,7 @@ def example_line(
     prompt: str,
     arms: Mapping[str, str],
     *,
+    inputs: Sequence[Mapping[str, str]] = (),
     negative_prompt: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
@@ -71,6 +83,7 @@ def example_line(
         supervision: "demonstration" or "preference".
         prompt: The text.
         arms: "target", or "chosen" and "rejected", to the picture's path under `images/`.
+        inputs: What is said of each condition medium, as `OfflineWriter.save_input` gives it.
         negative_prompt: The negative text.
         metadata: Whatever else is to be kept.
 
@@ -81,6 +94,8 @@ def example_line(
     given: dict[str, Any] = {"prompt": prompt}
     if negative_prompt is not None:
         given["negative_prompt"] = negative_prompt
+    if inputs:
+        given["media"] = [dict(medium) for medium in inputs]
     record = {"schema_version": SCHEMA_VERSION, "input": given, "supervision": {"type": supervision, **media}}
     if metadata:
         record["metadata"] = dict(metadata)

@@ -194,7 +194,7 @@ def _judge(
     settings: PreferenceSettings,
     writer: OfflineWriter,
 ) -> tuple[Outcome, str | None]:
-    """Saves the best and the worst picture and returns their record, if they differ."""
+    """Saves the best and the worst picture, with what they were made from, and returns their record, if they differ."""
     totals = [(total, s) for s in samples if (total := _total(s, rewards)) is not None]
     if len(totals) < 2:
         return "failed", None
@@ -210,13 +210,15 @@ def _judge(
         "chosen": writer.save_image(cast(ImageSample, chosen).pil, f"{name}-chosen", durable=True),
         "rejected": writer.save_image(cast(ImageSample, rejected).pil, f"{name}-rejected", durable=True),
     }
+    inputs = [writer.save_input(file) for file in record.media]
     metadata = {
         **record.metadata,
         "rewards": {key: [chosen.rewards[key], rejected.rewards[key]] for key in chosen.rewards},
         "totals": [best[0], worst[0]],
         "members": [chosen.member, rejected.member],
     }
-    line = example_line("preference", record.prompt, arms, negative_prompt=record.negative_prompt, metadata=metadata)
+    negative = record.negative_prompt
+    line = example_line("preference", record.prompt, arms, inputs=inputs, negative_prompt=negative, metadata=metadata)
     return "pair", line
 
 
