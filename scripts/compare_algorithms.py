@@ -150,7 +150,7 @@ def choose(trials: list[Record], done: list[Record], seed: int) -> dict[str, dic
 def trials_table(records: list[Record]) -> str:
     """The search: every trial, the best last evaluation first for each algorithm."""
     lines = [
-        "| algorithm | changed from the example | cycles | strict | graded | brightness |",
+        "| algorithm | settings | cycles | strict | graded | brightness |",
         "|---|---|---|---|---|---|",
     ]
     for name in sorted({r["algorithm"] for r in records}, key=order):
