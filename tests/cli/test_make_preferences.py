@@ -158,10 +158,12 @@ def test_pairs_keep_the_pictures_they_were_made_from(tmp_path: Path) -> None:
     )
     write_records(tmp_path, [{"prompt": "paint it red", "images": ["1.PNG", "0.PNG"]}])
     (asked,) = load_prompt_dataset(DatasetArguments(dataset_dir=str(tmp_path)), "train", io=io)
+    unused: Any = None
     samples = [
         ImageSample(
-            prompt=asked.prompt, group_id=asked.group_id, member=member, key=NoiseKey(0, 0, asked.group_id, member),
-            rewards={"r": score}, image=torch.full((3, 32, 32), member, dtype=torch.uint8),
+            prompt=asked.prompt, source=asked.source, source_id=asked.source_id, index=asked.index,
+            group_id=asked.group_id, member=member, key=NoiseKey(0, 0, asked.group_id, member), condition=unused,
+            trajectory=unused, rewards={"r": score}, image=torch.full((3, 32, 32), member, dtype=torch.uint8),
         )
         for member, score in enumerate((0.5, 0.1, 0.9))
     ]  # fmt: skip
