@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from flow_factory.rewards.prompt_scoring import score
 from flow_factory.rewards.shapes_world import Kind, Split, format_caption, parse_caption, scenes, split_of
@@ -53,6 +54,22 @@ def test_the_panel_for_figures_is_held_out_and_not_what_settings_are_chosen_on()
     assert {split_of(parse_caption(line)) for line in panel} == {"test"}
     assert not set(panel) & set(prompts("shapes", "test"))
     assert {parse_caption(line).kind for line in panel} == {"single", "count", "number"}
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_edits_show_a_scene_that_differs_in_one_thing_from_what_is_asked_for(split: Split) -> None:
+    folder = ASSETS / "prompts" / "edits"
+    rows = [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+    assert len({row["prompt"] for row in rows}) == len(rows) == {"train": 96, "test": 48}[split]
+    for row in rows:
+        asked, shown = parse_caption(row["prompt"]), parse_caption(row["shown"])
+        assert split_of(asked) == split and asked.kind == shown.kind == "single"
+        names = ("colour", "shape", "background")
+        assert sum(getattr(asked, name) != getattr(shown, name) for name in names) == 1
+        picture = Image.open(folder / "images" / row["image"])
+        assert picture.size == (64, 64) and picture.mode == "RGB"
+        assert score(picture, shown).strict == 1.0 and score(picture, asked).strict == 0.0
+    assert len(list((folder / "images").iterdir())) == 96 + 48
 
 
 def test_each_set_holds_the_kinds_it_is_named_for() -> None:
