@@ -217,8 +217,8 @@ class Bench:
         if self.case.takes_negative:
             arguments["negative_prompt"] = [self.case.negatives[i] or "" for i in rows]
         arguments |= self.case.media_call([self.case.media[i] for i in rows])
-        result = self.case.output(
-            used(
+        with self.case.calling():
+            output = used(
                 **arguments,
                 **self.fresh.size_arguments(*self.case.size),
                 num_inference_steps=steps or self.case.steps,
@@ -226,7 +226,7 @@ class Bench:
                 output_type=output_type,
                 **{**self.case.call, **setting.call},
             )
-        )
+        result = self.case.output(output)
         if pipeline is None:
             self._results[key] = (result, scheduler)  # the scheduler is kept, so that its id stays its own
         return result

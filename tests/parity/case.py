@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ class Case:
         prompts, negatives: One per row, of different lengths; a negative may be None.
         media: Condition media of each row by slot; none for models of text alone.
         media_call: The same for some rows as arguments of `pipeline(...)`.
+        calling: Entered around each call of `pipeline(...)`, for fields that it has as constants of its module.
         takes_negative: Whether `pipeline(...)` has a negative prompt.
         layout: Named latents as `pipeline(output_type="latent")` returns them, from what the adapter decodes.
         output: The pipeline's result, from its output object.
@@ -119,6 +121,7 @@ class Case:
     negatives: Sequence[str | None] = (None, "blur", "blur")
     media: Sequence[Media] = ({}, {}, {})
     media_call: Callable[[Sequence[Media]], dict[str, Any]] = lambda rows: {}
+    calling: Callable[[], AbstractContextManager[Any]] = nullcontext
     takes_negative: bool = True
     layout: Callable[[Any, LatentState], dict[str, Tensor]] = _only
     output: Callable[[Any], Any] = lambda out: out.images

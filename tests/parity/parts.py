@@ -10,7 +10,15 @@ import torch
 from diffusers import AutoencoderKL
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, Qwen2Tokenizer, T5Config, T5EncoderModel
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    Qwen2Tokenizer,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+    T5Config,
+    T5EncoderModel,
+)
 
 from tests.models.tiny_pipelines import CLIP_TOKENS
 
@@ -105,6 +113,18 @@ def qwen_tokenizer(**keywords: Any) -> Qwen2Tokenizer:
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[], additional_special_tokens=special, **keywords)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def media_tokens(tokenizer: Any) -> dict[str, int]:
+    """The special tokens of pictures and videos, as fields of a vision-language model's configuration."""
+    names = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    return {f"{key}_token_id": tokenizer.convert_tokens_to_ids(f"<|{name}|>") for key, name in names.items()}
+
+
+def qwen_processor(cls: type[Any], tokenizer: Any, pixels: tuple[int, int], **image: Any) -> Any:
+    """A processor of a vision-language model, which brings pictures to between so many pixels."""
+    images = Qwen2VLImageProcessor(min_pixels=pixels[0], max_pixels=pixels[1], **image)
+    return cls(images, tokenizer, Qwen2VLVideoProcessor(), chat_template=tokenizer.chat_template)
 
 
 def qwen_text_config(width: int, vocabulary: int) -> dict[str, Any]:

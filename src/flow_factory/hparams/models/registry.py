@@ -13,6 +13,8 @@ _MODEL_SPEC_REGISTRY = Registry(
     {
         "sd3-5": "flow_factory.hparams.models.sd3_5.SPEC",
         "qwen-image": "flow_factory.hparams.models.qwen_image.QWEN_IMAGE",
+        "qwen-image-edit-plus": "flow_factory.hparams.models.qwen_image.QWEN_IMAGE_EDIT_PLUS",
+        "qwen-image-2.1": "flow_factory.hparams.models.qwen_image.QWEN_IMAGE_2_1",
         "z-image": "flow_factory.hparams.models.z_image.SPEC",
         "sd1-5": "flow_factory.hparams.models.stable_diffusion.SD1_5",
         "sdxl": "flow_factory.hparams.models.stable_diffusion.SDXL",

@@ -17,8 +17,8 @@ from torch import Tensor
 from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded
 from flow_factory.models.flux.packing import PackedLatentsAdapter, pack, unpack
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
-from flow_factory.models.images import posterior_latents, to_bytes, to_pixels
-from flow_factory.models.latent_statistics import destandardise, standardise
+from flow_factory.models.images import to_bytes, to_pixels
+from flow_factory.models.qwen_image.parts import decode_frame, encode_frame, masked, true_cfg_arguments
 from flow_factory.models.shifted_grid import linear_sigmas, token_shift
 from flow_factory.samples import ComponentTimes, LatentState
 
@@ -36,18 +36,13 @@ class QwenImageAdapter(PackedLatentsAdapter):
 
     @classmethod
     def call_arguments(cls, guidance_scale: float, generation: Any) -> dict[str, Any]:
-        arguments = super().call_arguments(guidance_scale, generation)
-        arguments["true_cfg_scale"] = arguments.pop("guidance_scale")
-        # Without a negative prompt the pipeline leaves guidance out; the adapter takes the empty one.
-        return arguments | ({"negative_prompt": ""} if guidance_scale > 1.0 else {})
+        return true_cfg_arguments(super().call_arguments(guidance_scale, generation))
 
     def encode_texts(self, texts: list[str], generation: Any) -> Prompts:
         embeds, mask = self.pipeline.encode_prompt(
             prompt=texts, device=self.device, max_sequence_length=generation.max_sequence_length
         )
-        if mask is None:  # the pipeline's way to say that nothing is padded
-            mask = torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device)
-        return Prompts(embeds, mask=mask)
+        return masked(embeds, mask)
 
     def collate_conditions(self, conditions: Sequence[PromptCondition]) -> PromptCondition:
         return collate_padded(conditions, _BUCKET)
@@ -57,35 +52,38 @@ class QwenImageAdapter(PackedLatentsAdapter):
         mu = token_shift(self.pipeline.scheduler, (height // 2) * (width // 2))
         return {"sigmas": linear_sigmas(num_steps), "mu": mu}
 
+    def further_images(self, condition: Any) -> Sequence[Tensor]:
+        """Latents [B, C, h, w] of the condition, each with a size of its own, that follow the state's."""
+        return ()
+
     def predict_velocity(
         self, state: LatentState, times: ComponentTimes, condition: PromptCondition, guidance: GuidanceSpec
     ) -> LatentState:
-        height, width = state.only.shape[-2:]
-        tokens = self.network_input("transformer", pack(state.only))
+        images = (state.only, *self.further_images(condition))
+        sizes = [(1, image.shape[-2] // 2, image.shape[-1] // 2) for image in images]
+        tokens = self.network_input("transformer", torch.cat([pack(image) for image in images], dim=1))
+        count = sizes[0][1] * sizes[0][2]
 
         def network(prompts: Prompts) -> Tensor:
-            return self.network("transformer")(
+            predicted = self.network("transformer")(
                 hidden_states=tokens,
                 timestep=times.only.timestep / 1000,
                 encoder_hidden_states=self.network_input("transformer", prompts.embeds),
                 encoder_hidden_states_mask=prompts.mask,
-                img_shapes=[[(1, height // 2, width // 2)]] * len(tokens),
+                img_shapes=[sizes] * len(tokens),
                 return_dict=False,
             )[0]
+            return predicted[:, :count]
 
-        return LatentState.single(unpack(guide_apart(guidance, times, condition, network), height, width))
+        return LatentState.single(unpack(guide_apart(guidance, times, condition, network), *state.only.shape[-2:]))
 
     @torch.no_grad()
     def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:
-        vae = self.pipeline.vae
-        frames = vae.decode(destandardise(vae, state.only.unsqueeze(2)), return_dict=False)[0]
-        return to_bytes(self.pipeline, frames[:, :, 0])
+        return to_bytes(self.pipeline, decode_frame(self.pipeline.vae, state.only))
 
     @torch.no_grad()
     def encode_output_state(
         self, media: Sequence[Tensor], generators: Sequence[torch.Generator] | None = None
     ) -> LatentState:
-        vae = self.pipeline.vae
-        frames = to_pixels(self.pipeline, media, self.device).unsqueeze(2)
-        latents = posterior_latents(vae.encode(frames).latent_dist, generators)
-        return LatentState.single(standardise(vae, latents).squeeze(2))
+        pixels = to_pixels(self.pipeline, media, self.device)
+        return LatentState.single(encode_frame(self.pipeline.vae, pixels, generators))

@@ -1,0 +1,78 @@
+"""Qwen-Image-Edit-Plus, pictures and an instruction to a picture (`qwen-image-edit-plus`).
+
+Each reference is read twice: by the vision-language model together with the prompt (and with the negative prompt), and
+by the transformer as latents that follow those of the state. It is brought to another size for each, in its own
+proportions; the pipeline holds the two areas as constants of its module, here they are fields. Reference latents are
+given anew at every step: no noise is added to them, and what is predicted for them is dropped.
+
+The pipeline takes one prompt a call. Here rows whose references agree in number and size share a forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import QwenImageEditPlusPipeline
+from PIL import Image
+from torch import Tensor
+
+from flow_factory.errors import InputError
+from flow_factory.models.conditions import PromptCondition, Prompts
+from flow_factory.models.guidance import GuidanceSpec
+from flow_factory.models.images import to_pil
+from flow_factory.models.qwen_image.parts import encode_reference, masked, resized
+from flow_factory.models.qwen_image.text_to_image import QwenImageAdapter
+from flow_factory.models.references import ReferenceCondition, predict_by_shape
+from flow_factory.samples import ComponentTimes, ConditionInputs, I2ISample, LatentState
+
+
+class QwenImageEditPlusAdapter(QwenImageAdapter):
+    """One or more references a row, in order; the instruction may speak of Picture 1, Picture 2."""
+
+    sample_class = I2ISample
+    condition_class = ReferenceCondition
+    no_media: ClassVar[Mapping[str, None]] = {"images": None}
+
+    def load_pipeline(self) -> QwenImageEditPlusPipeline:
+        return self.load_diffusers(QwenImageEditPlusPipeline)
+
+    @classmethod
+    def call_arguments(cls, guidance_scale: float, generation: Any) -> dict[str, Any]:
+        arguments = super().call_arguments(guidance_scale, generation)
+        # The pipeline takes these as constants of its module only.
+        return {name: value for name, value in arguments.items() if not name.endswith("_image_size")}
+
+    @torch.no_grad()
+    def encode_inputs(
+        self, inputs: Sequence[ConditionInputs], need_negative: bool = False, generation: Any = None
+    ) -> ReferenceCondition:
+        fields = generation or self.config.train_generation
+        return self.collate_conditions([self._encode(given, need_negative, fields) for given in inputs])
+
+    def _encode(self, given: ConditionInputs, need_negative: bool, generation: Any) -> ReferenceCondition:
+        pictures = [to_pil(image) for image in given.images("image")]
+        if not pictures:
+            raise InputError(
+                f"qwen-image-edit-plus edits pictures, but none came with the prompt {given.prompt!r}; give one or "
+                f"more as `image`."
+            )
+        seen = [resized(self.pipeline, p, generation.condition_image_size, "condition_image_size") for p in pictures]
+        positive = self._encode_text(given.prompt, seen)
+        negative = self._encode_text(given.negative_prompt or "", seen) if need_negative else None
+        area = generation.vae_image_size
+        references = [encode_reference(self.pipeline, p, area, "vae_image_size", self.device) for p in pictures]
+        return ReferenceCondition.with_references(PromptCondition.of(positive, negative), [references])
+
+    def _encode_text(self, text: str, pictures: list[Image.Image]) -> Prompts:
+        return masked(*self.pipeline.encode_prompt(prompt=[text], image=list(pictures), device=self.device))
+
+    def further_images(self, condition: ReferenceCondition) -> Sequence[Tensor]:
+        return condition.stacked
+
+    def predict_velocity(
+        self, state: LatentState, times: ComponentTimes, condition: ReferenceCondition, guidance: GuidanceSpec
+    ) -> LatentState:
+        predict = super().predict_velocity
+        return predict_by_shape(state, times, condition, lambda s, t, c: predict(s, t, c, guidance))
