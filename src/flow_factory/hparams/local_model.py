@@ -10,6 +10,7 @@ from typing import Any
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import Arguments
 from flow_factory.hparams.builtin import resolve_builtin
+from flow_factory.hparams.cross_checks import guided_scales
 from flow_factory.hparams.errors import FieldError, Problem
 from flow_factory.hparams.models import ModelSpec, get_model_spec, model_keys
 
@@ -42,6 +43,11 @@ def inspect_local_model(config: Arguments) -> LocalModel:
     except InputError as error:
         found.problems.append(Problem(_NAME, str(error), config.origins.place(_NAME)))
         return found
+    if callable(spec.guidance) and spec.guidance_kind(found.folder) == "none":
+        for path, scale in guided_scales(config).items():
+            if path[0] == "train" or config.eval_args.eval_freq:
+                message = f"is {scale}, but {found.folder} is a {spec.key} without guidance; use 1."
+                found.problems.append(Problem(path, message, config.origins.place(path)))
     sizes = [
         (("train", "resolution"), config.training_args.resolution),
         (("eval", "resolution"), config.eval_args.resolution if config.eval_args.eval_freq else None),

@@ -29,3 +29,8 @@ def token_shift(scheduler: Any, tokens: int, max_shift: float = 1.15) -> float:
 def linear_sigmas(num_steps: int) -> Any:
     """1 down to 1 / N in N equal steps, before the scheduler's shift: what Flux-like pipelines pass on."""
     return np.linspace(1.0, 1 / num_steps, num_steps)
+
+
+def flow_sigmas(scheduler: Any, num_steps: int) -> dict[str, Any]:
+    """`sigmas` as an argument of `set_timesteps`; none for a scheduler that makes its own (`use_flow_sigmas`)."""
+    return {} if scheduler.config.get("use_flow_sigmas", False) else {"sigmas": linear_sigmas(num_steps)}

@@ -14,6 +14,7 @@ from flow_factory.hparams.types import Section
 
 # A number, or a function of the checkpoint's local folder (None when it is not local).
 FolderFact = int | Callable[[Path | None], int]
+GuidanceKind = Literal["cfg", "embedded", "none"]
 
 
 @dataclass
@@ -31,7 +32,8 @@ class ModelSpec:
         pipeline_class: Name of the diffusers pipeline class in `model_index.json`.
         io: Inputs and outputs.
         generation_arguments: Dataclass of the model-specific fields of `train:` and `eval:`.
-        guidance: "cfg": two predictions above scale 1; "embedded": the scale is a network input; "none".
+        guidance: "cfg": two predictions above scale 1; "embedded": the scale is a network input; "none". Or a function
+            of the checkpoint's folder that says which.
         size_factor: Height and width must be multiples of this.
         resolution_floor: Below this side length the model is known to give broken samples (a warning).
         default_lora_targets: Module name suffixes that `target_modules: all` stands for.
@@ -48,7 +50,7 @@ class ModelSpec:
     pipeline_class: str
     io: PipelineIOContract
     generation_arguments: type = GenerationArguments
-    guidance: Literal["cfg", "embedded", "none"] = "cfg"
+    guidance: GuidanceKind | Callable[[Path | None], GuidanceKind] = "cfg"
     size_factor: FolderFact = 16
     resolution_floor: FolderFact = 256
     default_lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
@@ -61,6 +63,10 @@ class ModelSpec:
     def size_multiple(self, folder: Path | None = None) -> int:
         """The number that height and width must be multiples of, for the checkpoint in `folder` if it is local."""
         return self.size_factor(folder) if callable(self.size_factor) else self.size_factor
+
+    def guidance_kind(self, folder: Path | None = None) -> GuidanceKind:
+        """How the checkpoint in `folder`, if it is local, is guided."""
+        return self.guidance(folder) if callable(self.guidance) else self.guidance
 
     def floor(self, folder: Path | None = None) -> int:
         """The side length below which samples are known to be broken."""

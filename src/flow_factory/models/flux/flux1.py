@@ -15,7 +15,7 @@ from torch import Tensor
 from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.models.flux.packing import PackedLatentsAdapter, pack, unpack
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
-from flow_factory.models.shifted_grid import linear_sigmas, token_shift
+from flow_factory.models.shifted_grid import flow_sigmas, token_shift
 from flow_factory.samples import ComponentTimes, LatentState
 
 
@@ -44,10 +44,8 @@ class Flux1Adapter(PackedLatentsAdapter):
     def grid_arguments(self, num_steps: int, state: LatentState, condition: PromptCondition) -> dict[str, Any]:
         scheduler = self.pipeline.scheduler
         height, width = state.only.shape[-2:]
-        arguments: dict[str, Any] = {"mu": token_shift(scheduler, (height // 2) * (width // 2))}
-        if not scheduler.config.get("use_flow_sigmas", False):
-            arguments["sigmas"] = linear_sigmas(num_steps)
-        return arguments
+        mu = token_shift(scheduler, (height // 2) * (width // 2))
+        return {"mu": mu, **flow_sigmas(scheduler, num_steps)}
 
     def further_tokens(self, condition: Any) -> tuple[Tensor, Tensor] | None:
         """Tokens [B, N, 4 C] of the condition that follow the state's, and their positions [N, 3]; None: none."""
