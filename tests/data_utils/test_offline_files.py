@@ -102,6 +102,14 @@ def test_media_that_the_model_does_not_take(tmp_path: Path) -> None:
     assert one(tmp_path, row, io=None) == []
 
 
+def test_a_negative_prompt_for_a_model_that_takes_none(tmp_path: Path) -> None:
+    row = record("demonstration", "x", "a.png")
+    row["input"]["negative_prompt"] = "blur"
+    assert one(tmp_path, row) == []
+    takes_none = PipelineIOContract((MediaSlot(Modality.TEXT, "prompt"),), (Modality.IMAGE,))
+    assert one(tmp_path, row, takes_none) == ["input.negative_prompt: the model takes none; remove it."]
+
+
 def test_wrong_missing_and_repeated_slots(tmp_path: Path) -> None:
     def complaints(*slots: str | None) -> list[str]:
         row = record("demonstration", "x", "a.png")

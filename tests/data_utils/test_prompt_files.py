@@ -116,10 +116,17 @@ def test_unknown_media_slot(tmp_path: Path) -> None:
         read_prompts(path, TEXT_ONLY)
 
 
+def test_a_negative_prompt_for_a_model_that_takes_none(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path, "train", [{"prompt": "a", "negative_prompt": "b"}])
+    assert read_prompts(path)[0].negative_prompt == "b"
+    with pytest.raises(InputError, match=r'train\.jsonl:1: the model takes no "negative_prompt"; remove the column'):
+        read_prompts(path, TEXT_ONLY)
+
+
 def test_required_media_slot(tmp_path: Path) -> None:
     """Pitfall 37: a row, or a whole .txt file, without the image that the model needs."""
     for path in (write_txt(tmp_path / "t", "train", ["a"]), write_jsonl(tmp_path / "j", "train", [{"prompt": "a"}])):
-        with pytest.raises(InputError, match=r":1: the model needs a image for 'image'"):
+        with pytest.raises(InputError, match=r":1: the model needs an image for 'image'"):
             read_prompts(path, IMAGE_MODEL)
 
 

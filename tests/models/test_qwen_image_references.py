@@ -105,7 +105,7 @@ def test_edits_are_checked_before_weights_load(edit: Bench, tmp_path: Path) -> N
     assert "vae_image_size" in config_error(edit, vae_image_size=100)
     assert "max_sequence_length" in config_error(edit, max_sequence_length=77), "a field of qwen-image"
     key = "qwen-image-edit-plus"
-    assert "needs a image for 'image'" in rows_error(key, tmp_path, '{"prompt": "a"}')
+    assert "needs an image for 'image'" in rows_error(key, tmp_path, '{"prompt": "a"}')
     assert "takes no video" in rows_error(key, tmp_path, '{"prompt": "a", "image": "1.png", "video": "2.mp4"}')
     assert "takes no image" in rows_error("qwen-image", tmp_path, '{"prompt": "a", "image": "1.png"}')
 

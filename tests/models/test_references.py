@@ -182,7 +182,7 @@ def test_kontexts_prompts_need_a_picture_each(tmp_path: Path) -> None:
 
     io = get_model_spec("flux1-kontext").io
     for text, message in [
-        ('{"prompt": "a"}', "needs a image for 'image'"),
+        ('{"prompt": "a"}', "needs an image for 'image'"),
         ('{"prompt": "a", "images": ["1.png", "2.png"]}', "has 2 files; the model takes at most 1"),
         ('{"prompt": "a", "image": "1.png", "video": "2.mp4"}', "takes no video"),
     ]:

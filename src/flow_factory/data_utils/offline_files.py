@@ -174,6 +174,8 @@ class _Reader:
         """Media fill slots of the model's inputs, and required slots are filled."""
         if self.io is None:
             return
+        if stored.input.negative_prompt is not None and self.io.slot("negative_prompt") is None:
+            yield "input.negative_prompt: the model takes none; remove it."
         filled: dict[str, int] = {}
         for index, media in enumerate(stored.input.media):
             where = f"input.media[{index}]"

@@ -176,6 +176,8 @@ def _parse_json(text: str, line: int, place: str, io: PipelineIOContract | None)
     negative = row.pop("negative_prompt", None)
     if negative is not None and not isinstance(negative, str):
         raise InputError(f'{place}: "negative_prompt" is a {kind_of(negative)} ({negative!r}), not a string.')
+    if negative is not None and io is not None and io.slot("negative_prompt") is None:
+        raise InputError(f'{place}: the model takes no "negative_prompt"; remove the column.')
     if has_lone_surrogate(prompt + (negative or "")):
         raise InputError(
             f"{place}: half of a surrogate pair (\\ud800 to \\udfff) is no character; remove or complete it."
@@ -226,7 +228,8 @@ def _check_required(row: PromptRow, place: str, io: PipelineIOContract | None) -
     filled = {ref.slot for ref in row.media}
     for slot in () if io is None else io.inputs:
         if slot.required and slot.modality is not Modality.TEXT and slot.name not in filled:
+            kind = "a video" if slot.modality is Modality.VIDEO else f"an {slot.modality.value}"
             raise InputError(
-                f"{place}: the model needs a {slot.modality.value} for {slot.name!r}; add it to a .jsonl file as "
+                f"{place}: the model needs {kind} for {slot.name!r}; add it to a .jsonl file as "
                 f'"{slot.name}": "<path>".'
             )
