@@ -138,16 +138,16 @@ def test_outputs_must_be_what_the_model_gives(tmp_path: Path) -> None:
     assert one(tmp_path, row) == ["supervision.target.media[0].slot: an output fills no input; remove it."]
 
 
-def test_video_is_known_and_not_decoded(tmp_path: Path) -> None:
-    (tmp_path / "videos").mkdir()
-    (tmp_path / "videos" / "a.mp4").write_bytes(b"x")
-    row = record("demonstration", "x", "a.mp4")
-    row["supervision"]["target"]["media"][0] |= {"type": "video", "fps": 8.0}
-    io = PipelineIOContract(SD3.inputs, (Modality.VIDEO,))
+def test_sound_is_known_and_not_decoded(tmp_path: Path) -> None:
+    (tmp_path / "audios").mkdir()
+    (tmp_path / "audios" / "a.wav").write_bytes(b"x")
+    row = record("demonstration", "x", "a.wav")
+    row["supervision"]["target"]["media"][0] |= {"type": "audio", "sample_rate": 16000}
+    io = PipelineIOContract(SD3.inputs, (Modality.AUDIO,))
     path = write_records(tmp_path, [row])
     (message,) = scan(tmp_path, io).problems
     assert message == (
-        f"{path}:1: supervision.target.media[0]: video cannot be decoded by this version; it decodes: image."
+        f"{path}:1: supervision.target.media[0]: audio cannot be decoded by this version; it decodes: image, video."
     )
 
 

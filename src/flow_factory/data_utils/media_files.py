@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from flow_factory.contracts import Modality
 from flow_factory.data_utils.offline_media import read_image
 from flow_factory.data_utils.prompt_dataset import MediaFile
+from flow_factory.data_utils.video_files import opened, subject
 from flow_factory.errors import InputError
 from flow_factory.samples import Audio, MediaItem, Video
 
@@ -45,22 +46,24 @@ def image_tensor(path: Path) -> Tensor:
     return torch.from_numpy(np.array(read_image(path))).permute(2, 0, 1).contiguous()
 
 
-def read_video(path: Path) -> Video:
-    """All frames of the first video stream, uint8 [F, 3, H, W], with the stream's average rate.
+def read_video(path: Path, num_frames: int | None = None, place: str = "") -> Video:
+    """Frames of the first video stream, uint8 [F, 3, H, W], with the stream's average rate.
+
+    Args:
+        path: The file.
+        num_frames: How many to read, from the first on; None reads all.
+        place: `file:line` that names it, for messages.
 
     Raises:
         InputError: If the file has no frames, or cannot be decoded.
     """
-    av = _av(path)
-    try:
-        with av.open(str(path)) as container:
-            stream = next(iter(container.streams.video), None)
-            frames = [] if stream is None else [f.to_ndarray(format="rgb24") for f in container.decode(stream)]
-            rate = None if stream is None else stream.average_rate or stream.guessed_rate
-    except (av.FFmpegError, OSError) as error:
-        raise _unreadable(path, error) from error
+    with opened(path, place) as container:
+        stream = next(iter(container.streams.video), None)
+        decoded = [] if stream is None else itertools.islice(container.decode(stream), num_frames)
+        frames = [frame.to_ndarray(format="rgb24") for frame in decoded]
+        rate = None if stream is None else stream.average_rate or stream.guessed_rate
     if not frames or not rate:
-        raise InputError(f"{path} holds no video frames; replace the file or remove its record.")
+        raise InputError(f"{subject(path, place)} holds no video frames; replace the file or remove its record.")
     return Video(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2).contiguous(), float(rate))
 
 
@@ -70,31 +73,16 @@ def read_audio(path: Path) -> Audio:
     Raises:
         InputError: If the file has no sound, or cannot be decoded.
     """
-    av = _av(path)
-    try:
-        with av.open(str(path)) as container:
-            stream = next(iter(container.streams.audio), None)
-            if stream is None:
-                raise InputError(f"{path} holds no sound; replace the file or remove its record.")
-            rate = stream.rate
-            resampler = av.AudioResampler(format="fltp", rate=rate)
-            decoded = [*container.decode(stream), None]  # None flushes what the resampler still holds
-            chunks = [frame.to_ndarray() for part in decoded for frame in resampler.resample(part)]
-    except (av.FFmpegError, OSError) as error:
-        raise _unreadable(path, error) from error
+    with opened(path) as container:
+        import av
+
+        stream = next(iter(container.streams.audio), None)
+        if stream is None:
+            raise InputError(f"{path} holds no sound; replace the file or remove its record.")
+        rate = stream.rate
+        resampler = av.AudioResampler(format="fltp", rate=rate)
+        decoded = [*container.decode(stream), None]  # None flushes what the resampler still holds
+        chunks = [frame.to_ndarray() for part in decoded for frame in resampler.resample(part)]
     if not chunks:
         raise InputError(f"{path} holds no sound; replace the file or remove its record.")
     return Audio(torch.from_numpy(np.concatenate(chunks, axis=1)).clamp(-1, 1), rate)
-
-
-def _av(path: Path) -> Any:
-    try:
-        import av
-    except ModuleNotFoundError as error:
-        raise InputError(f'{path}: reading video and sound needs PyAV: pip install "flow-factory[video]".') from error
-    return av
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be decoded: {error}"
-    return InputError(f"{path} {what}; replace the file or remove its record.")

@@ -16,6 +16,7 @@ from flow_factory.data_utils.offline_media import DECODABLE, Size, image_size, s
 from flow_factory.data_utils.offline_schema import ARMS, Media, StoredExample, Supervision, parse_example
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord, group_id_of, hash_file, hash_parts
 from flow_factory.data_utils.prompt_files import find_prompt_file, media_folders
+from flow_factory.data_utils.video_files import video_facts
 from flow_factory.errors import InputError
 from flow_factory.hparams import DatasetArguments
 
@@ -30,7 +31,8 @@ class OfflineExample:
     Attributes:
         record: Its prompt, as conditions are encoded from it.
         arms: "target", or "chosen" and "rejected", to the output's media in the order of the model's outputs.
-        size: Height and width of its picture (of the chosen one), or None if its media are no pictures.
+        size: Height and width of its picture or video (of the chosen one), or None if its media are neither.
+        frames: Frames of its shortest video; None if its media are no videos.
         place: `file:line`.
         example_id: Signed 64-bit identity of (dataset, row), which its random numbers are drawn by.
     """
@@ -38,6 +40,7 @@ class OfflineExample:
     record: PromptRecord
     arms: Mapping[str, tuple[MediaFile, ...]]
     size: Size | None
+    frames: int | None
     place: str
     example_id: int
 
@@ -222,7 +225,7 @@ class _Reader:
         }
         if complaints:
             return None
-        size = self._size(arms, complaints)
+        size, frames = self._size(arms, complaints)
         hashed = tuple(MediaFile(m.slot, m.modality, m.path, hash_file(m.path)) for m in condition)
         given = stored.input
         record = PromptRecord(
@@ -236,7 +239,8 @@ class _Reader:
             metadata=stored.metadata,
         )
         identity = hash_parts([self.dataset.name, str(index)], 8)
-        return OfflineExample(record, arms, size, place, int.from_bytes(identity, "little", signed=True))
+        example_id = int.from_bytes(identity, "little", signed=True)
+        return OfflineExample(record, arms, size, frames, place, example_id)
 
     def _files(self, media: Sequence[Media], where: str, complaints: list[str]) -> tuple[MediaFile, ...]:
         files = []
@@ -255,9 +259,10 @@ class _Reader:
         slots = [] if self.io is None else [slot.name for slot in self.io.inputs if slot.modality is modality]
         return slots[0] if slots else modality.value
 
-    def _size(self, arms: Mapping[str, Sequence[MediaFile]], complaints: list[str]) -> Size | None:
-        """The size of the pictures, read off their headers; arms of another shape are a complaint."""
+    def _size(self, arms: Mapping[str, Sequence[MediaFile]], complaints: list[str]) -> tuple[Size | None, int | None]:
+        """Size and least number of frames, read off the files' headers; arms of another shape are a complaint."""
         sizes: dict[str, Size] = {}
+        frames: list[int] = []
         for arm, files in arms.items():
             for index, file in enumerate(files):
                 if file.modality not in DECODABLE:
@@ -268,11 +273,15 @@ class _Reader:
                     )
                     continue
                 try:
-                    sizes[arm] = image_size(file.path)
+                    if file.modality is Modality.VIDEO:
+                        sizes[arm], count = video_facts(file.path)
+                        frames.append(count)
+                    else:
+                        sizes[arm] = image_size(file.path)
                 except InputError as error:
                     complaints.append(f"supervision.{arm}.media[{index}].path: {error}")
         if complaints or not sizes:
-            return None
+            return None, None
         (first, size), *others = sizes.items()
         for arm, other in others:
             if not same_shape(size, other):
@@ -280,7 +289,7 @@ class _Reader:
                     f"supervision: {first} is {size[0]} x {size[1]} pixels (height x width) and {arm} "
                     f"{other[0]} x {other[1]}: arms of different shape cannot share their noise. Crop one of them."
                 )
-        return size
+        return size, min(frames, default=None)
 
 
 __all__ = ["ARMS", "OfflineExample", "OfflineScan", "raise_problems", "scan_offline_dataset", "scan_offline_file"]

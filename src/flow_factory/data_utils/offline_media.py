@@ -21,7 +21,7 @@ from flow_factory.errors import InputError
 Size = tuple[int, int]
 """Height and width in pixels."""
 
-DECODABLE = frozenset({Modality.IMAGE})
+DECODABLE = frozenset({Modality.IMAGE, Modality.VIDEO})
 """Kinds of media that can be decoded; the schema knows more."""
 
 # What PIL's decoders let through when a file is damaged: whatever their parsers happen to raise.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,13 @@ class OfflineEntry:
         example: The example.
         repeat: Which of the visits that the dataset's weight gives it, from 0.
         size: Height and width that its pictures are trained at.
+        frames: Frames of its videos that are trained on, the first ones; None for pictures.
     """
 
     example: OfflineExample
     repeat: int
     size: Size
+    frames: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
         problems += [wrong_type] if wrong_type else scan.problems
         scans.append(scan)
         visits += [(example, repeat) for example in scan.examples for repeat in range(spec.weight)]
+    frames: int | None = getattr(config.train_generation, "num_frames", None)
+    problems += [problem for scan in scans for problem in _too_short(scan, frames)]
     raise_problems(problems)
     if not visits:
         raise InputError("data.datasets: no dataset is enabled for training; enable at least one.")
@@ -119,7 +124,7 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
             f"size or add examples.",
         )
     sizes = _training_sizes(config, arguments, [example for example, _ in visits], global_batch)
-    entries = tuple(OfflineEntry(e, repeat, size) for (e, repeat), size in zip(visits, sizes, strict=True))
+    entries = tuple(OfflineEntry(e, repeat, size, frames) for (e, repeat), size in zip(visits, sizes, strict=True))
     buckets: dict[Size, list[int]] = {}
     for position, entry in enumerate(entries):
         buckets.setdefault(entry.size, []).append(position)
@@ -142,6 +147,18 @@ def _wrong_type(scan: OfflineScan, arguments: OfflineFlowMatchingTrainingArgumen
         f"{scan.path}: holds {scan.supervision}s, but trainer {arguments.trainer_type!r} learns from "
         f"{arguments.supervision}s; use train.trainer_type: {_TRAINER_FOR[scan.supervision]}, or another dataset."
     )
+
+
+def _too_short(scan: OfflineScan, frames: int | None) -> Iterator[str]:
+    """Videos with fewer frames than training takes of each."""
+    if frames is None:
+        return
+    for example in scan.examples:
+        if example.frames is not None and example.frames < frames:
+            yield (
+                f"{example.place}: a video has {example.frames} frames, but train.num_frames is {frames}; remove the "
+                f"record, or lower train.num_frames."
+            )
 
 
 def _training_sizes(

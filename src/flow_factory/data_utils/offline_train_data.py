@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
+from flow_factory.contracts import Modality
 from flow_factory.data_utils.conditions import Adapter, ConditionSource, build_conditions
 from flow_factory.data_utils.loaders import BatchLoader
-from flow_factory.data_utils.offline_media import fit_image, read_image
+from flow_factory.data_utils.media_files import read_video
+from flow_factory.data_utils.offline_media import Size, fit_image, read_image
 from flow_factory.data_utils.offline_plan import OfflineEntry, OfflinePlan
 from flow_factory.data_utils.prompt_dataset import PromptRecord
 from flow_factory.distributed import Comm
@@ -38,7 +41,8 @@ class OfflineBatch:
 
     Attributes:
         entries: The visit that each row is.
-        media: "target", or "chosen" and "rejected", to the media of all rows (uint8 [B, C, H, W] for pictures).
+        media: "target", or "chosen" and "rejected", to the media of all rows: uint8 [B, C, H, W] for pictures,
+            [B, F, C, H, W] for videos.
         condition: Their conditions, collated, batch B, on CPU. Not to be modified.
     """
 
@@ -80,20 +84,33 @@ class PictureBatches(Dataset[tuple[Sequence[int], "dict[str, Tensor] | BadPictur
         # One tensor for an arm: each is handed over by a file descriptor of its own.
         arms = entries[0].example.arms
         try:
-            return positions, {arm: torch.stack([load_picture(entry, arm) for entry in entries]) for arm in arms}
+            return positions, {arm: torch.stack([load_medium(entry, arm) for entry in entries]) for arm in arms}
         except InputError as error:
             return positions, BadPicture(str(error))
 
 
-def load_picture(entry: OfflineEntry, arm: str) -> Tensor:
-    """The picture of an arm at its training size, uint8 [3, H, W].
+def load_medium(entry: OfflineEntry, arm: str) -> Tensor:
+    """The picture of an arm at its training size, uint8 [3, H, W], or its video's first frames, [F, 3, H, W].
 
     Raises:
-        InputError: If it cannot be decoded.
+        InputError: If it cannot be decoded, or has fewer frames than its header says.
     """
     (file,) = entry.example.arms[arm]
-    image = fit_image(read_image(file.path, entry.example.place), entry.size)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    place = entry.example.place
+    if file.modality is not Modality.VIDEO:
+        return _fitted(read_image(file.path, place), entry.size)
+    frames = read_video(file.path, entry.frames, place).frames
+    if entry.frames is not None and len(frames) < entry.frames:
+        raise InputError(
+            f"{place}: {file.path} ends after {len(frames)} of {entry.frames} frames; replace the file or remove its "
+            f"record."
+        )
+    pictures = [Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy()) for frame in frames]
+    return torch.stack([_fitted(picture, entry.size) for picture in pictures])
+
+
+def _fitted(image: Image.Image, size: Size) -> Tensor:
+    return torch.from_numpy(np.array(fit_image(image, size))).permute(2, 0, 1)
 
 
 class BucketBatchSampler(Sampler[list[int]]):
