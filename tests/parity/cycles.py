@@ -11,7 +11,7 @@ from torch import Tensor
 from flow_factory.hparams import Arguments, load_config_from_mapping
 from flow_factory.samples import MediaItem, Video
 from tests.parity.bench import Bench, set_path
-from tests.parity.media import save
+from tests.parity.media import clip, save
 from tests.trainers.offline_support import make_dataset, offline_mapping
 from tests.trainers.support import base_mapping
 
@@ -78,10 +78,23 @@ def _kind(item: MediaItem) -> str:
 
 def _offline(bench: Bench, folder: Path) -> dict[str, Any]:
     data = make_dataset(folder / "stored", count=2, sizes=(bench.case.size,))
+    if bench.makes_videos:
+        _store_videos(bench, data)
     _add_stored_media(bench, data)
     mapping = offline_mapping(bench.folder, folder, data)
     mapping["train"] |= {"gradient_accumulation_steps": 1}
     return mapping
+
+
+def _store_videos(bench: Bench, data: Path) -> None:
+    """Puts videos in the place of the dataset's pictures."""
+    file = data / "train.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for row, record in enumerate(records):
+        video = clip(row, bench.case.generation["num_frames"], bench.case.size)
+        name = save(video, data / "videos" / f"target-{row}").name
+        record["supervision"]["target"]["media"] = [{"type": "video", "path": name}]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def _add_stored_media(bench: Bench, data: Path) -> None:

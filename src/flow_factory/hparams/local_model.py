@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,35 @@ def inspect_local_model(config: Arguments) -> LocalModel:
             found.warnings.append(
                 f"{'.'.join(path)} {list(size)} is below {floor}, the smallest side that {spec.key} draws well."
             )
+    found.problems += [*_lacking(config, found.folder), *_unfit(config, found.folder)]
     return found
+
+
+def _lacking(config: Arguments, folder: Path | None) -> Iterator[Problem]:
+    """Components that are to be trained, and that the checkpoint does not have."""
+    if folder is None:
+        return
+    index = _read_json(folder / "model_index.json")
+    missing = [name for name in config.model_args.components if not _present(index, name, folder)]
+    if missing:
+        path = ("model", "target_components")
+        yield Problem(path, f"{folder} has no {', '.join(missing)}; take it out.", config.origins.place(path))
+
+
+def _unfit(config: Arguments, folder: Path | None) -> Iterator[Problem]:
+    """The model's own fields that do not fit the checkpoint."""
+    check = config.spec.check_fields
+    if check is None:
+        return
+    sections = {"train": config.train_generation}
+    if config.eval_args.eval_freq:
+        sections["eval"] = config.eval_generation
+    for section, fields in sections.items():
+        try:
+            check(fields, folder)
+        except FieldError as error:
+            path = (section, error.field)
+            yield Problem(path, error.message, config.origins.place(path))
 
 
 def local_folder(name: str) -> Path | None:
@@ -107,7 +136,7 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
         raise InputError(
             f"{folder} holds a {found}, but model_type {spec.key!r} loads a {spec.pipeline_class}; {remedy}."
         )
-    missing = [name for name in spec.required_components if not _present(index, name, folder)]
+    missing = [name for name in spec.needed_components(folder) if not _present(index, name, folder)]
     if missing:
         raise InputError(f"{folder} lacks {', '.join(missing)}, which model_type {spec.key!r} needs; complete it.")
 

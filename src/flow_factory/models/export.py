@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flow_factory.errors import InputError
@@ -26,7 +26,9 @@ def export_lora(
 ) -> Path:
     """Writes one variant's LoRA so that `pipeline.load_lora_weights(folder, weight_name=...)` reads it.
 
-    Keys are `transformer.<module>.lora_A.weight`, float32, with alpha / r folded into B (see `LoraLayers.folded`).
+    Keys are `transformer.<module>.lora_A.weight`, float32, with alpha / r folded into B (see `LoraLayers.folded`). Of
+    several trained components, `load_lora_weights` reads the pipeline's main network; another one's own
+    `load_lora_adapter(folder, weight_name=..., prefix="transformer_2")` reads its part of the same file.
 
     Returns:
         The file.
@@ -41,8 +43,9 @@ def export_lora(
         raise weights.unknown(variant)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    layers = {f"{c}_lora_layers": state for c, state in weights.layers.folded(weights.adapter_name(variant)).items()}
-    type(adapter.pipeline).save_lora_weights(str(folder), weight_name=weight_name, safe_serialization=True, **layers)
+    layers = weights.layers.folded(weights.adapter_name(variant))
+    state = {f"{component}.{name}": value for component, own in layers.items() for name, value in own.items()}
+    save_file(state, folder / weight_name, metadata={"format": "pt"})
     return folder / weight_name
 
 

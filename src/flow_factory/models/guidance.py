@@ -27,6 +27,8 @@ class GuidanceSpec:
         embedded: The scale that a guidance-distilled network takes as an input of its own; None where it takes none.
         keep_token_norm: Rescale each token (the last dimension) to the norm it has in the positive prediction.
         norm_limit: Shrink the guided prediction of a row to at most this times the positive prediction's norm; 0 = off.
+        low_noise_scale: The scale of a second expert, which predicts at low noise; None = `scale`, which alone decides
+            whether there is guidance.
     """
 
     scale: float = 1.0
@@ -36,6 +38,7 @@ class GuidanceSpec:
     embedded: float | None = None
     keep_token_norm: bool = False
     norm_limit: float = 0.0
+    low_noise_scale: float | None = None
 
     def needs_negative(self) -> bool:
         """True if some step may ask for a negative prediction."""

@@ -108,5 +108,4 @@ def predict_by_shape(
     if len(groups) == 1:
         return predict(state, times, condition)
     parts = [predict(state.take(rows), times.take(rows), some) for rows, some in groups]
-    order = [row for rows, _ in groups for row in rows]
-    return LatentState.cat(parts).take([order.index(row) for row in range(len(order))])
+    return LatentState.rejoin(parts, [rows for rows, _ in groups])

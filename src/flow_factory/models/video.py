@@ -46,6 +46,19 @@ class VideoAdapter(PromptedAdapter):
         fields = generation or self.config.train_generation
         return {self.media_field: media, "fps": self.frame_rate(fields)}
 
+    def draw_noise(self, generators: Sequence[torch.Generator], height: int, width: int, num_frames: int) -> Tensor:
+        """Float32 noise [B, C, f, h, w], row i from `generators[i]` as the pipeline would draw it."""
+        return self.pipeline.prepare_latents(
+            batch_size=len(generators),
+            num_channels_latents=self.latent_channels,
+            height=height,
+            width=width,
+            num_frames=num_frames,
+            dtype=torch.float32,
+            device=self.device,
+            generator=list(generators),
+        )
+
     def prepare_latents(
         self,
         condition: PromptCondition,
@@ -55,17 +68,7 @@ class VideoAdapter(PromptedAdapter):
         generation: Any = None,
     ) -> LatentState:
         fields = generation or self.config.train_generation
-        noise = self.pipeline.prepare_latents(
-            batch_size=len(generators),
-            num_channels_latents=self.latent_channels,
-            height=height,
-            width=width,
-            num_frames=fields.num_frames,
-            dtype=torch.float32,
-            device=self.device,
-            generator=list(generators),
-        )
-        return LatentState.single(noise)
+        return LatentState.single(self.draw_noise(generators, height, width, fields.num_frames))
 
     @torch.no_grad()
     def decode_latents(self, state: LatentState, generators: Sequence[torch.Generator] | None = None) -> list[Tensor]:

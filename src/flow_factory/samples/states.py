@@ -99,6 +99,12 @@ class LatentState:
         )
 
     @staticmethod
+    def rejoin(parts: Sequence[LatentState], rows: Sequence[Sequence[int]]) -> LatentState:
+        """The batch of which `parts[i]` holds the rows `rows[i]`: the inverse of several `take`s."""
+        order = [row for taken in rows for row in taken]
+        return LatentState.cat(parts).take([order.index(row) for row in range(len(order))])
+
+    @staticmethod
     def cat(states: Sequence[LatentState]) -> LatentState:
         """Concatenates batched states along B."""
         first = states[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from flow_factory.checkpoints.selection import SavedWeights
 from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
 from flow_factory.hparams.builtin import is_builtin
+from flow_factory.models.export import WEIGHT_NAME
 from flow_factory.models.registry import get_adapter_class
+from flow_factory.samples import VideoSample
 from flow_factory.tracking.metrics import read_metrics
 
 
@@ -109,7 +112,9 @@ def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
     }
     arguments = [f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in call.items()]
     name = config.model_args.model_name_or_path
+    is_video = issubclass(adapter_class.sample_class, VideoSample)
     lines = ["from diffusers import DiffusionPipeline"]
+    lines += ["from diffusers.utils import export_to_video"] if is_video else []
     if not lora:
         lines += ["", 'pipeline = DiffusionPipeline.from_pretrained(".")  # this folder']
     elif is_builtin(name):
@@ -118,13 +123,25 @@ def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
     else:
         given = f"path/to/{_base_name(config)}" if _is_local(name) else name
         lines += ["", f'pipeline = DiffusionPipeline.from_pretrained("{given}")']
-    if lora:
-        lines += ['pipeline.load_lora_weights(".", weight_name="pytorch_lora_weights.safetensors")  # this folder']
-    lines += [
-        f'picture = pipeline("a prompt", {", ".join(arguments)}).images[0]',
-        'picture.save("picture.png")',
-    ]
+    lines += _load_lora(config.model_args.components) if lora else []
+    made = f'pipeline(prompt="a prompt", {", ".join(arguments)})'
+    if is_video:
+        lines += [f"frames = {made}.frames[0]"]
+        lines += ['export_to_video(frames, "video.mp4", fps=16)  # or what the checkpoint was trained with']
+    else:
+        lines += [f"picture = {made}.images[0]", 'picture.save("picture.png")']
     return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _load_lora(components: Sequence[str]) -> list[str]:
+    """Lines that load a LoRA: `load_lora_weights` reads the main network, a second expert has a method of its own."""
+    lines = []
+    for name in components:
+        if name.endswith("_2"):
+            lines += [f'pipeline.{name}.load_lora_adapter(".", weight_name="{WEIGHT_NAME}", prefix="{name}")']
+        else:
+            lines += [f'pipeline.load_lora_weights(".", weight_name="{WEIGHT_NAME}")  # this folder']
+    return lines
 
 
 def _is_local(name: str) -> bool:

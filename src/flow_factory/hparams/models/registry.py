@@ -24,6 +24,7 @@ _MODEL_SPEC_REGISTRY = Registry(
         "lumina2": "flow_factory.hparams.models.lumina2.SPEC",
         "flux1": "flow_factory.hparams.models.flux.FLUX1",
         "flux1-kontext": "flow_factory.hparams.models.flux.FLUX1_KONTEXT",
+        "wan2_t2v": "flow_factory.hparams.models.wan.TEXT_TO_VIDEO",
         "flux2": "flow_factory.hparams.models.flux2.FLUX2",
         "flux2-klein": "flow_factory.hparams.models.flux2.FLUX2_KLEIN",
     },

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flow_factory.contracts import PipelineIOContract
 from flow_factory.hparams.errors import FieldError
@@ -39,10 +39,12 @@ class ModelSpec:
         default_lora_targets: Module name suffixes that `target_modules: all` stands for.
         dead_modules: Regular expressions of module names that can never get a gradient and are not wrapped; `{last}`
             stands for the index of the network's last block.
-        required_components: Components of the pipeline that must be present.
+        required_components: Components of the pipeline that must be present; or a function of the checkpoint's folder.
         trainable_components: Components that can be trained.
         dynamics: Transitions that are defined for this model.
         max_batch: Largest batch a forward may have; None: any.
+        check_fields: Raises a FieldError where the model-specific fields do not fit the checkpoint; takes them and its
+            local folder (None when it is not local).
     """
 
     key: str
@@ -55,10 +57,11 @@ class ModelSpec:
     resolution_floor: FolderFact = 256
     default_lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     dead_modules: tuple[str, ...] = ()
-    required_components: tuple[str, ...] = ()
+    required_components: tuple[str, ...] | Callable[[Path], tuple[str, ...]] = ()
     trainable_components: tuple[str, ...] = ("transformer",)
     dynamics: tuple[str, ...] = ("Flow-SDE", "Dance-SDE", "CPS", "ODE")
     max_batch: int | None = None
+    check_fields: Callable[[Any, Path | None], None] | None = None
 
     def size_multiple(self, folder: Path | None = None) -> int:
         """The number that height and width must be multiples of, for the checkpoint in `folder` if it is local."""
@@ -67,6 +70,11 @@ class ModelSpec:
     def guidance_kind(self, folder: Path | None = None) -> GuidanceKind:
         """How the checkpoint in `folder`, if it is local, is guided."""
         return self.guidance(folder) if callable(self.guidance) else self.guidance
+
+    def needed_components(self, folder: Path) -> tuple[str, ...]:
+        """Components that the checkpoint in `folder` must have."""
+        needed = self.required_components
+        return needed(folder) if callable(needed) else needed
 
     def floor(self, folder: Path | None = None) -> int:
         """The side length below which samples are known to be broken."""
