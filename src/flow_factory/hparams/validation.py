@@ -117,7 +117,7 @@ def _message(annotation: Any, entries: list[Any]) -> str:
     bounds = [entry for entry in entries if entry["type"] in _BOUNDS]
     if bounds and len(bounds) == len([e for e in entries if e["type"] != "literal_error"]):
         kind, key = _BOUNDS[bounds[0]["type"]], bounds[0]["type"]
-        limit = next(iter(bounds[0]["ctx"].values()))
+        limit = next(number for number in bounds[0]["ctx"].values() if not isinstance(number, str))
         return f"{value!r} must be {kind} {limit}." if key else ""
     if any(entry["type"] == "finite_number" for entry in entries):
         return f"{value!r} is not a finite number."

@@ -10,7 +10,8 @@ from typing import Annotated
 from pydantic import Field
 
 from flow_factory.contracts import Modality, PipelineIOContract
-from flow_factory.hparams.models.folder import packed_size_factor
+from flow_factory.hparams.errors import FieldError
+from flow_factory.hparams.models.folder import component_config, packed_size_factor
 from flow_factory.hparams.models.media import PROMPT, REFERENCES
 from flow_factory.hparams.models.spec import GenerationArguments, GuidanceKind, ModelSpec
 from flow_factory.hparams.types import NonNegativeInt, option
@@ -37,6 +38,23 @@ class Flux2KleinGenerationArguments(GenerationArguments):
 
     max_sequence_length: Annotated[int, Field(ge=1, le=512)] = option(512, _LENGTH_HELP)
     text_encoder_out_layers: _Layers = option(help=_LAYERS_HELP, factory=lambda: [9, 18, 27])
+
+
+def check_layers(fields: Flux2GenerationArguments | Flux2KleinGenerationArguments, folder: Path | None) -> None:
+    """Raises a FieldError unless the text encoder has the layers, and they make the width that the network reads."""
+    text = component_config(folder, "text_encoder")
+    text = text.get("text_config", text)
+    width = component_config(folder, "transformer").get("joint_attention_dim")
+    if not text or width is None:
+        return
+    layers, depth, own = fields.text_encoder_out_layers, text["num_hidden_layers"], text["hidden_size"]
+    if max(layers) > depth:
+        raise FieldError("text_encoder_out_layers", f"is {layers}, but the text encoder has {depth} layers.")
+    if len(layers) * own != width:
+        raise FieldError(
+            "text_encoder_out_layers",
+            f"is {layers}: {len(layers)} x {own} channels, but the transformer reads {width}; name {width // own}.",
+        )
 
 
 _IO = PipelineIOContract(inputs=(PROMPT, REFERENCES), outputs=(Modality.IMAGE,))
@@ -72,6 +90,7 @@ FLUX2 = ModelSpec(
     resolution_floor=256,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
+    check_fields=check_layers,
 )
 
 
@@ -93,4 +112,5 @@ FLUX2_KLEIN = ModelSpec(
     resolution_floor=256,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
+    check_fields=check_layers,
 )

@@ -19,6 +19,8 @@ from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline, compute_empi
 from torch import Tensor
 
 from flow_factory.errors import InputError
+from flow_factory.hparams.errors import FieldError
+from flow_factory.hparams.models.flux2 import check_layers
 from flow_factory.models.conditions import Prompts
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
 from flow_factory.models.images import posterior_latents, to_bytes, to_pil, to_pixels
@@ -56,29 +58,17 @@ class Flux2FamilyAdapter(TextToImageAdapter):
         return ReferenceCondition.with_references(texts, references)
 
     def encode_texts(self, texts: list[str], generation: Any) -> Prompts:
-        layers = tuple(generation.text_encoder_out_layers)
-        self._check_layers(layers)
+        try:
+            check_layers(generation, self.checkpoint)  # which was perhaps not local when the configuration was checked
+        except FieldError as error:
+            raise InputError(str(error)) from error
         embeds, _ = self.pipeline.encode_prompt(
             prompt=texts,
             device=self.device,
             max_sequence_length=generation.max_sequence_length,
-            text_encoder_out_layers=layers,
+            text_encoder_out_layers=tuple(generation.text_encoder_out_layers),
         )
         return Prompts(embeds)
-
-    def _check_layers(self, layers: tuple[int, ...]) -> None:
-        text = self.pipeline.text_encoder.config.get_text_config()
-        if max(layers) > text.num_hidden_layers:
-            raise InputError(
-                f"text_encoder_out_layers {list(layers)}: the text encoder has {text.num_hidden_layers} layers; name "
-                f"layers up to that number."
-            )
-        width = self.pipeline.transformer.config.joint_attention_dim
-        if len(layers) * text.hidden_size != width:
-            raise InputError(
-                f"text_encoder_out_layers {list(layers)}: {len(layers)} layers of width {text.hidden_size} do not make "
-                f"the {width} that the transformer reads; name {width // text.hidden_size} layers."
-            )
 
     def _encode_reference(self, picture: Tensor) -> Tensor:
         """A picture as the pipeline reads it, standardised, [4 C, h, w]."""
