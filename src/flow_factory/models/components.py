@@ -129,13 +129,19 @@ def checkpoint_folder(path: str) -> Path:
         ) from error
 
 
-def load_pipeline_class(cls: type[Any], folder: Path, dtypes: Mapping[str, torch.dtype] | None = None) -> Any:
+def load_pipeline_class(
+    cls: type[Any],
+    folder: Path,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    modules: Mapping[str, nn.Module] | None = None,
+) -> Any:
     """Loads a diffusers pipeline on CPU, each component in its own dtype.
 
     Args:
         cls: The pipeline class.
         folder: The checkpoint.
         dtypes: Component name to dtype; "default" covers the rest.
+        modules: Components that are there already; the folder's are not loaded.
 
     Raises:
         InputError: If the folder holds another kind of pipeline or cannot be read.
@@ -153,7 +159,7 @@ def load_pipeline_class(cls: type[Any], folder: Path, dtypes: Mapping[str, torch
     # `from_pretrained` reads [null, null] as "missing" unless the caller says that the part is meant to be absent.
     absent = {name: None for name, value in index.items() if isinstance(value, list) and value == [None, None]}
     keyword = "dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype"
-    keywords: dict[str, Any] = {keyword: dict(dtypes or {"default": torch.float32}), **absent}
+    keywords: dict[str, Any] = {keyword: dict(dtypes or {"default": torch.float32}), **absent, **(modules or {})}
     try:
         with _progress_bars(sys.stderr.isatty() and _size(folder) > _LONG_LOAD_BYTES):
             return cls.from_pretrained(str(folder), **keywords)

@@ -22,7 +22,7 @@ from flow_factory.trainers.stopping import DeadlinePassedError
 
 # Beyond this many elements the change of the parameters is measured on evenly spaced tensors only, so that full
 # fine-tuning does not pay a second copy of the weights for a diagnostic.
-_CHANGE_NORM_ELEMENTS = 64_000_000
+CHANGE_NORM_ELEMENTS = 64_000_000
 
 
 class ReducesGradients(Protocol):
@@ -176,7 +176,7 @@ class RoleOptimizer:
     def _watched(self) -> list[nn.Parameter]:
         parameters = list(self.parameters.values())
         total = sum(p.numel() for p in parameters)
-        stride = max(1, math.ceil(total / _CHANGE_NORM_ELEMENTS))
+        stride = max(1, math.ceil(total / CHANGE_NORM_ELEMENTS))
         return parameters[::stride]
 
     def reset(self) -> None:
