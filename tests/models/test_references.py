@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -190,3 +192,19 @@ def test_kontexts_prompts_need_a_picture_each(tmp_path: Path) -> None:
         file.write_text(text + "\n")
         with pytest.raises(InputError, match=message):
             read_prompts(file, io)
+
+
+def test_kontexts_model_card_gives_a_picture_and_the_area(kontext: Bench, tmp_path: Path) -> None:
+    """Of height and width alone the pipeline would take the proportions and make a megapixel."""
+    from flow_factory.hparams import load_config_from_mapping
+    from flow_factory.trainers.model_card import _loading
+
+    text = _loading(load_config_from_mapping(kontext.mapping()), tmp_path, "diffusers", lora=True)
+    (call,) = [
+        line.removeprefix("picture = ").removesuffix(".images[0]") for line in text.split("\n") if "prompt=" in line
+    ]
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in ast.parse(call, mode="eval").body.keywords}  # type: ignore[attr-defined]
+    assert given["image"] == "load_image('input.png')" and "from diffusers.utils import load_image" in text
+    assert (given["height"], given["width"], given["max_area"]) == ("32", "48", str(32 * 48))
+    assert given["_auto_resize"] == "False" and given["prompt"] == "'a prompt'"
+    assert given.keys() <= inspect.signature(pipeline_flux_kontext.FluxKontextPipeline.__call__).parameters.keys()

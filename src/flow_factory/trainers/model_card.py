@@ -113,8 +113,12 @@ def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
     arguments = [f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in call.items()]
     name = config.model_args.model_name_or_path
     is_video = issubclass(adapter_class.sample_class, VideoSample)
+    edited = config.spec.io.slot("image")
+    needs_image = edited is not None and edited.required
+    arguments = ['image=load_image("input.png")', *arguments] if needs_image else arguments
+    helpers = [*(["export_to_video"] if is_video else []), *(["load_image"] if needs_image else [])]
     lines = ["from diffusers import DiffusionPipeline"]
-    lines += ["from diffusers.utils import export_to_video"] if is_video else []
+    lines += [f"from diffusers.utils import {', '.join(helpers)}"] if helpers else []
     if not lora:
         lines += ["", 'pipeline = DiffusionPipeline.from_pretrained(".")  # this folder']
     elif is_builtin(name):
