@@ -21,6 +21,11 @@ SETTINGS = (
 )
 
 
+def unipc() -> UniPCMultistepScheduler:
+    """A scheduler that can make its own sigmas."""
+    return UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, use_dynamic_shifting=True)
+
+
 def flux1_parts(guidance_embeds: bool, scheduler: Any = None) -> dict[str, Any]:
     """Two joint and two single-stream blocks, and what a pipeline of the family needs beside them."""
     clip_tokens, t5_tokens = clip_tokenizer(), t5_tokenizer()
@@ -56,11 +61,7 @@ CASES = [
         generation={"max_sequence_length": 10},
         call={"max_sequence_length": 10},
         layout=packed_layout,
-        schedulers={
-            "unipc": UniPCMultistepScheduler(
-                prediction_type="flow_prediction", use_flow_sigmas=True, use_dynamic_shifting=True
-            ),
-        },
+        schedulers={"unipc": unipc()},
         wrapped=2 * (8 + 4) + 2 * (3 + 2),
     ),
     Case(

@@ -9,7 +9,7 @@ from diffusers import FluxKontextPipeline
 
 from flow_factory.samples import Media
 from tests.parity.case import Case, packed_layout
-from tests.parity.cases.flux1 import SETTINGS, flux1_parts
+from tests.parity.cases.flux1 import SETTINGS, flux1_parts, unipc
 from tests.parity.media import picture, pictures
 from tests.parity.parts import seeded
 
@@ -31,6 +31,7 @@ CASES = [
         media_call=media_call,
         alone=True,
         layout=packed_layout,
+        schedulers={"unipc": unipc()},
         wrapped=2 * (8 + 4) + 2 * (3 + 2),
     )
 ]

@@ -30,6 +30,7 @@ from transformers import (
 
 from flow_factory.samples import LatentState, Media
 from tests.parity.case import Case, Setting, cfg_settings
+from tests.parity.cases.flux1 import unipc
 from tests.parity.media import picture, pictures
 from tests.parity.parts import qwen_text_config, qwen_tokenizer, seeded
 
@@ -158,6 +159,7 @@ TEXT = Case(
     takes_negative=False,
     negatives=(None, None, None),
     layout=token_layout,
+    schedulers={"unipc": unipc()},
     # Two joint blocks with 8 projections and 4 MLP layers each; two single-stream blocks with one layer in and one out.
     wrapped=2 * (8 + 4) + 2 * 2,
 )
@@ -168,10 +170,11 @@ BASE = replace(
     build=seeded(lambda: build_klein(is_distilled=False)),
     settings=tuple(replace(s, inert=NO_NEGATIVE) for s in cfg_settings(3.0)),
     layout=latent_layout,
+    schedulers={},
 )
 CASES = [
     TEXT,
-    replace(TEXT, variant="references", media=REFERENCES, media_call=media_call, alone=True),
+    replace(TEXT, variant="references", media=REFERENCES, media_call=media_call, alone=True, schedulers={}),
     replace(BASE, media=REFERENCES, media_call=media_call, alone=True),
     replace(
         BASE,
