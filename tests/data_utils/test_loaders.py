@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
 from flow_factory.data_utils.loaders import EvalLoader, build_eval_loader, build_eval_loaders, build_prompt_loaders
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
@@ -166,7 +167,8 @@ def test_negatives_are_encoded_when_anything_needs_them(
     """Pitfall 35: guidance that only the optimizer uses needs negatives, too; rows without a negative prompt work."""
     write_jsonl(Path(one.source.dataset_dir), "two", [{"prompt": "a"}, {"prompt": "b", "negative_prompt": "ugly"}])
     one.source.train = DatasetTrainSpec(split="two")
-    adapter = FakeAdapter()
+    slots = (MediaSlot(Modality.TEXT, "prompt"), MediaSlot(Modality.TEXT, "negative_prompt", required=False))
+    adapter = FakeAdapter(io=PipelineIOContract(slots, (Modality.IMAGE,)))
     loader, _ = build(
         one,
         adapter,
