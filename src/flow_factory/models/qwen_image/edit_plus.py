@@ -35,7 +35,7 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
     condition_class = ReferenceCondition
     no_media: ClassVar[Mapping[str, None]] = {"images": None}
 
-    def load_pipeline(self) -> QwenImageEditPlusPipeline:
+    def load_pipeline(self) -> Any:
         return self.load_diffusers(QwenImageEditPlusPipeline)
 
     @classmethod
@@ -47,7 +47,7 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
     @torch.no_grad()
     def encode_inputs(
         self, inputs: Sequence[ConditionInputs], need_negative: bool = False, generation: Any = None
-    ) -> ReferenceCondition:
+    ) -> Any:
         fields = generation or self.config.train_generation
         return self.collate_conditions([self._encode(given, need_negative, fields) for given in inputs])
 
@@ -72,7 +72,7 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
         return condition.stacked
 
     def predict_velocity(
-        self, state: LatentState, times: ComponentTimes, condition: ReferenceCondition, guidance: GuidanceSpec
+        self, state: LatentState, times: ComponentTimes, condition: Any, guidance: GuidanceSpec
     ) -> LatentState:
         predict = super().predict_velocity
         return predict_by_shape(state, times, condition, lambda s, t, c: predict(s, t, c, guidance))

@@ -91,7 +91,7 @@ class QwenImage21Adapter(TextToImageAdapter):
         embeds, _, slots = self.pipeline.encode_prompt([text], image=list(pictures) or None, device=self.device)
         return Prompts(embeds, mask=torch.where(slots, _SLOT, _TEXT))
 
-    def collate_conditions(self, conditions: Sequence[SequenceCondition]) -> SequenceCondition:
+    def collate_conditions(self, conditions: Sequence[Any]) -> Any:
         return collate_padded(conditions)
 
     def prepare_latents(
@@ -120,7 +120,7 @@ class QwenImage21Adapter(TextToImageAdapter):
         return {"sigmas": linear_sigmas(num_steps) if sigmas is None else list(sigmas), "mu": mu}
 
     def predict_velocity(
-        self, state: LatentState, times: ComponentTimes, condition: SequenceCondition, guidance: GuidanceSpec
+        self, state: LatentState, times: ComponentTimes, condition: Any, guidance: GuidanceSpec
     ) -> LatentState:
         return predict_by_shape(state, times, condition, lambda s, t, c: self._predict(s, t, c, guidance))
 
