@@ -65,7 +65,7 @@ def inspect_local_model(config: Arguments) -> LocalModel:
             found.warnings.append(
                 f"{'.'.join(path)} {list(size)} is below {floor}, the smallest side that {spec.key} draws well."
             )
-    found.problems += [*_lacking(config, found.folder), *_unfit(config, found.folder)]
+    found.problems += [*_lacking(config, found.folder), *unfit_fields(config, found.folder)]
     return found
 
 
@@ -80,8 +80,8 @@ def _lacking(config: Arguments, folder: Path | None) -> Iterator[Problem]:
         yield Problem(path, f"{folder} has no {', '.join(missing)}; take it out.", config.origins.place(path))
 
 
-def _unfit(config: Arguments, folder: Path | None) -> Iterator[Problem]:
-    """The model's own fields that do not fit the checkpoint."""
+def unfit_fields(config: Arguments, folder: Path | None) -> Iterator[Problem]:
+    """The model's own fields that do not fit the checkpoint, as far as it is known (None: not local)."""
     check = config.spec.check_fields
     if check is None:
         return

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from flow_factory.contracts import Modality
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError, RunError
-from flow_factory.hparams import Arguments, ModelSpec, get_model_spec
+from flow_factory.hparams import Arguments, ConfigError, ModelSpec, get_model_spec
 from flow_factory.hparams.builtin import resolve_builtin
+from flow_factory.hparams.local_model import unfit_fields
 from flow_factory.models import components, export, rollout, step
 from flow_factory.models.bundle import ModelBundle
 from flow_factory.models.guidance import GuidanceSpec
@@ -243,6 +244,11 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         return {"guidance_scale": guidance_scale, **asdict(generation)}
 
     @classmethod
+    def call_setup(cls, generation: Any) -> tuple[str, ...]:
+        """Python statements to run before the pipeline's call, for own fields that none of its arguments can mean."""
+        return ()
+
+    @classmethod
     def size_arguments(cls, height: int, width: int) -> dict[str, Any]:
         """Arguments of the pipeline's `__call__` that give an output of a size in pixels, beside `call_arguments`."""
         return {"height": height, "width": width}
@@ -335,7 +341,14 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         return components.checkpoint_folder(resolve_builtin(self.config.model_args.model_name_or_path, "model"))
 
     def load_diffusers(self, cls: type[Any]) -> Any:
-        """Loads a pipeline of a diffusers class from `model.model_name_or_path`, with the run's dtypes."""
+        """Loads a pipeline of a diffusers class from `model.model_name_or_path`, with the run's dtypes.
+
+        Raises:
+            ConfigError: If the model's own fields do not fit it, which `check` cannot know of one on the Hub.
+        """
+        problems = list(unfit_fields(self.config, self.checkpoint))
+        if problems:
+            raise ConfigError(problems)
         model = self.config.model_args
         names = {name: self._dtype_of(name) for name in [*self._dtypes.by_component, *self.trained_components]}
         dtypes = {**names, "default": self._dtypes.frozen}
@@ -371,7 +384,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     @functools.cached_property
     def _encoders(self) -> tuple[list[str], str]:
         """Names of the encoders and their tokenizers, and a digest of their files, which takes a while."""
-        kinds = ("text_encoder", "tokenizer", "image_encoder", "feature_extractor", "processor")
+        kinds = ("text_encoder", "tokenizer", "image_encoder", "image_processor", "feature_extractor", "processor")
         if self.spec.io.input_modalities != {Modality.TEXT}:
             kinds += ("vae", "audio_vae")
         names = [name for name in self.pipeline.components if name.startswith(kinds)]

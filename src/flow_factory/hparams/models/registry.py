@@ -25,6 +25,8 @@ _MODEL_SPEC_REGISTRY = Registry(
         "flux1": "flow_factory.hparams.models.flux.FLUX1",
         "flux1-kontext": "flow_factory.hparams.models.flux.FLUX1_KONTEXT",
         "wan2_t2v": "flow_factory.hparams.models.wan.TEXT_TO_VIDEO",
+        "wan2_i2v": "flow_factory.hparams.models.wan.IMAGE_TO_VIDEO",
+        "wan2_v2v": "flow_factory.hparams.models.wan.VIDEO_TO_VIDEO",
         "flux2": "flow_factory.hparams.models.flux2.FLUX2",
         "flux2-klein": "flow_factory.hparams.models.flux2.FLUX2_KLEIN",
     },
