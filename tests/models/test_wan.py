@@ -187,6 +187,31 @@ def test_fields_are_checked_again_when_the_checkpoint_is_there(bench: Open) -> N
         bench("wan2_t2v-2.1").adapter({"train.guidance_scale_2": 3.0})
 
 
+@pytest.mark.parametrize(("name", "other"), [("wan2_v2v", "wan2_t2v-2.1"), ("wan2_i2v-5b", "wan2_t2v-5b")])
+def test_text_to_video_checkpoints_load_as_what_else_they_are(bench: Open, name: str, other: str) -> None:
+    """The same weights were saved under either class, so both adapters give the same video."""
+    own, folder = bench(name), bench(other).folder
+    check_pipeline_folder(folder, own.fresh.spec)
+    setting = own.case.settings[-1]
+    adapter = own.adapter(folder=folder)
+    assert type(adapter.pipeline).__name__ == adapter.spec.pipeline_class
+    got, expected = (own.roll(a, setting, steps=2, decode=False).trajectory for a in (adapter, own.fresh))
+    assert torch.equal(got.states[max(got.states)].only, expected.states[max(expected.states)].only)
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        ("wan2_i2v-5b", "wan2_t2v-2.1", "goes from text to a video"),
+        ("wan2_v2v", "wan2_t2v-a14b", "has boundary_ratio 0.8, which .* does not heed"),
+        ("wan2_v2v", "wan2_t2v-5b", "has expand_timesteps True"),
+    ],
+)
+def test_text_to_video_checkpoints_that_are_nothing_else(bench: Open, name: str, other: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        bench(name).adapter(folder=bench(other).folder)
+
+
 @pytest.mark.parametrize(("name", "absent"), [("wan2_t2v-a14b", "transformer_2"), ("wan2_i2v-2.1", "image_encoder")])
 def test_parts_that_a_checkpoint_needs(bench: Open, tmp_path: Path, name: str, absent: str) -> None:
     own = bench(name)

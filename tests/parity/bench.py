@@ -99,8 +99,9 @@ class Bench:
         return self.adapter({"model.finetune_type": "full"})
 
     def adapter(self, changes: Mapping[str, Any] | None = None, folder: Path | None = None) -> BaseAdapter[Any]:
-        """An adapter with dotted changes to the configuration."""
+        """An adapter with dotted changes to the configuration, of another checkpoint if a folder is given."""
         mapping = self.mapping()
+        mapping["model"]["model_name_or_path"] = str(folder or self.folder)
         for path, value in (changes or {}).items():
             set_path(mapping, path, value)
         adapter = get_adapter_class(self.case.key)(load_config_from_mapping(mapping), Comm.single())

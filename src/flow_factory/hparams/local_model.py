@@ -128,8 +128,9 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
     if not isinstance(index, dict) or not isinstance(index.get("_class_name"), str):
         raise InputError(f"{index_file} has no _class_name, so it is not a diffusers pipeline folder.")
     found = index["_class_name"]
-    if found != spec.pipeline_class:
-        fitting = [key for key in model_keys() if get_model_spec(key).pipeline_class == found]
+    if found not in (spec.pipeline_class, *spec.other_classes):
+        specs = {key: get_model_spec(key) for key in model_keys()}
+        fitting = [key for key, other in specs.items() if found in (other.pipeline_class, *other.other_classes)]
         remedy = (
             f"use model_type {' or '.join(fitting)}" if fitting else "no model type loads that class; use another one"
         )

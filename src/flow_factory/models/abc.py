@@ -354,7 +354,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         dtypes = {**names, "default": self._dtypes.frozen}
         for name, dtype in model.component_load_dtypes.items():
             dtypes[name] = components.parse_dtype(dtype, f"model.component_load_dtypes.{name}")
-        return components.load_pipeline_class(cls, self.checkpoint, dtypes)
+        return components.load_pipeline_class(cls, self.checkpoint, dtypes, other_classes=self.spec.other_classes)
 
     def network(self, name: str) -> Callable[..., Any]:
         """A component as a callable that goes through the prepared root if it is trained."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,7 @@ def load_pipeline_class(
     folder: Path,
     dtypes: Mapping[str, torch.dtype] | None = None,
     modules: Mapping[str, nn.Module] | None = None,
+    other_classes: Collection[str] = (),
 ) -> Any:
     """Loads a diffusers pipeline on CPU, each component in its own dtype.
 
@@ -142,6 +144,7 @@ def load_pipeline_class(
         folder: The checkpoint.
         dtypes: Component name to dtype; "default" covers the rest.
         modules: Components that are there already; the folder's are not loaded.
+        other_classes: Names of further classes whose folders can be loaded as `cls`.
 
     Raises:
         InputError: If the folder holds another kind of pipeline or cannot be read.
@@ -151,13 +154,14 @@ def load_pipeline_class(
     if not index_file.is_file():
         raise InputError(f"model.model_name_or_path: {path!r} has no model_index.json; it is no diffusers pipeline.")
     index = json.loads(index_file.read_text())
-    if index.get("_class_name") != cls.__name__:
+    if index.get("_class_name") not in (cls.__name__, *other_classes):
         raise InputError(
             f"model.model_name_or_path: {path!r} holds a {index.get('_class_name')}, but model.model_type needs a "
             f"{cls.__name__}. Change one of the two."
         )
     # `from_pretrained` reads [null, null] as "missing" unless the caller says that the part is meant to be absent.
-    absent = {name: None for name, value in index.items() if isinstance(value, list) and value == [None, None]}
+    parameters = inspect.signature(cls.__init__).parameters
+    absent = {name: None for name, value in index.items() if name in parameters and value == [None, None]}
     keyword = "dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype"
     keywords: dict[str, Any] = {keyword: dict(dtypes or {"default": torch.float32}), **absent, **(modules or {})}
     try:

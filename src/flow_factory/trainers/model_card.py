@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flow_factory.checkpoints.selection import SavedWeights
+from flow_factory.contracts import Modality
 from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
 from flow_factory.hparams.builtin import is_builtin
@@ -113,20 +114,23 @@ def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
     arguments = [f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in call.items()]
     name = config.model_args.model_name_or_path
     is_video = issubclass(adapter_class.sample_class, VideoSample)
-    edited = config.spec.io.slot("image")
-    needs_image = edited is not None and edited.required
-    arguments = ['image=load_image("input.png")', *arguments] if needs_image else arguments
-    helpers = [*(["export_to_video"] if is_video else []), *(["load_image"] if needs_image else [])]
-    lines = ["from diffusers import DiffusionPipeline"]
+    needed = {slot.modality for slot in config.spec.io.inputs if slot.required}
+    loaders = {Modality.IMAGE: 'image=load_image("input.png")', Modality.VIDEO: 'video=load_video("input.mp4")'}
+    arguments = [*(call for modality, call in loaders.items() if modality in needed), *arguments]
+    helpers = [*(["export_to_video"] if is_video else [])]
+    helpers += [f"load_{modality.value}" for modality in loaders if modality in needed]
+    # A checkpoint of another class must be told which one is meant.
+    loader = config.spec.pipeline_class if config.spec.other_classes else "DiffusionPipeline"
+    lines = [f"from diffusers import {loader}"]
     lines += [f"from diffusers.utils import {', '.join(helpers)}"] if helpers else []
     if not lora:
-        lines += ["", 'pipeline = DiffusionPipeline.from_pretrained(".")  # this folder']
+        lines += ["", f'pipeline = {loader}.from_pretrained(".")  # this folder']
     elif is_builtin(name):
         lines += ["from flow_factory.hparams.builtin import resolve_builtin", ""]
-        lines += [f'pipeline = DiffusionPipeline.from_pretrained(resolve_builtin("{name}", "model"))']
+        lines += [f'pipeline = {loader}.from_pretrained(resolve_builtin("{name}", "model"))']
     else:
         given = f"path/to/{_base_name(config)}" if _is_local(name) else name
-        lines += ["", f'pipeline = DiffusionPipeline.from_pretrained("{given}")']
+        lines += ["", f'pipeline = {loader}.from_pretrained("{given}")']
     lines += _load_lora(config.model_args.components) if lora else []
     made = f'pipeline(prompt="a prompt", {", ".join(arguments)})'
     if is_video:

@@ -45,6 +45,7 @@ class ModelSpec:
         max_batch: Largest batch a forward may have; None: any.
         check_fields: Raises a FieldError where the model-specific fields do not fit the checkpoint; takes them and its
             local folder (None when it is not local).
+        other_classes: Further classes whose checkpoints hold the same components, and load as `pipeline_class`.
     """
 
     key: str
@@ -62,6 +63,7 @@ class ModelSpec:
     dynamics: tuple[str, ...] = ("Flow-SDE", "Dance-SDE", "CPS", "ODE")
     max_batch: int | None = None
     check_fields: Callable[[Any, Path | None], None] | None = None
+    other_classes: tuple[str, ...] = ()
 
     def size_multiple(self, folder: Path | None = None) -> int:
         """The number that height and width must be multiples of, for the checkpoint in `folder` if it is local."""

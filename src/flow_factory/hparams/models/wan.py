@@ -115,6 +115,7 @@ IMAGE_TO_VIDEO = ModelSpec(
     key="wan2_i2v",
     adapter="flow_factory.models.wan.image_to_video.WanImageToVideoAdapter",
     pipeline_class="WanImageToVideoPipeline",
+    other_classes=("WanPipeline",),  # the 5B checkpoint serves both
     io=PipelineIOContract(
         inputs=(
             PROMPT,
@@ -136,6 +137,7 @@ VIDEO_TO_VIDEO = ModelSpec(
     key="wan2_v2v",
     adapter="flow_factory.models.wan.video_to_video.WanVideoToVideoAdapter",
     pipeline_class="WanVideoToVideoPipeline",
+    other_classes=("WanPipeline",),  # there are no checkpoints of its own
     io=PipelineIOContract(
         inputs=(PROMPT, NEGATIVE_PROMPT, MediaSlot(Modality.VIDEO, "video")), outputs=(Modality.VIDEO,)
     ),

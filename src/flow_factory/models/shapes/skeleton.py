@@ -81,7 +81,8 @@ def _skeleton_class(adapter_class: type[BaseAdapter[Any]], folder: Path) -> type
         modules = build_networks(folder)
         for name, module in modules.items():
             _cast(module, self._dtype_of(name))
-        return load_pipeline_class(pipeline_class, folder, modules=modules)
+        others = self.spec.other_classes
+        return load_pipeline_class(pipeline_class, folder, modules=modules, other_classes=others)
 
     return type(adapter_class.__name__, (adapter_class,), {"checkpoint": folder, "load_diffusers": load_diffusers})
 

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from flow_factory.errors import InputError
+from flow_factory.hparams.models.folder import component_config, pipeline_config
 from flow_factory.models.images import to_pil
 from flow_factory.models.wan.base import WanAdapter, require_ftfy
 from flow_factory.models.wan.conditions import FramesCondition
@@ -33,6 +34,13 @@ class WanImageToVideoAdapter(WanAdapter):
 
     def load_pipeline(self) -> WanImageToVideoPipeline:
         require_ftfy(self.spec.key)
+        channels = component_config(self.checkpoint, "transformer").get("in_channels")
+        in_state = pipeline_config(self.checkpoint, "expand_timesteps")
+        if not in_state and channels == component_config(self.checkpoint, "vae").get("z_dim"):
+            raise InputError(
+                f"{self.checkpoint} goes from text to a video: its network has no channels for given frames. Use "
+                f"model_type wan2_t2v, or another checkpoint."
+            )
         return self.load_diffusers(WanImageToVideoPipeline)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ import torch
 from diffusers.pipelines.wan.pipeline_wan_video2video import WanVideoToVideoPipeline
 
 from flow_factory.errors import InputError
+from flow_factory.hparams.models.folder import pipeline_config
 from flow_factory.models.images import posterior_latents
 from flow_factory.models.latent_statistics import standardise
 from flow_factory.models.videos import to_pil_frames
@@ -29,6 +30,12 @@ class WanVideoToVideoAdapter(WanAdapter):
 
     def load_pipeline(self) -> WanVideoToVideoPipeline:
         require_ftfy(self.spec.key)
+        for name in ("boundary_ratio", "expand_timesteps"):
+            if pipeline_config(self.checkpoint, name):
+                raise InputError(
+                    f"{self.checkpoint} has {name} {pipeline_config(self.checkpoint, name)}, which the pipeline from "
+                    f"video to video does not heed; use a Wan 2.1 checkpoint."
+                )
         return self.load_diffusers(WanVideoToVideoPipeline)
 
     @classmethod
