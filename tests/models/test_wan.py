@@ -91,6 +91,16 @@ def test_each_expert_is_used_on_its_side_of_the_boundary(bench: Open) -> None:
     assert adapter._experts(torch.tensor([999, 801])) == {"transformer": [0, 1]}
 
 
+def test_a_lora_of_two_experts_is_one_file(bench: Open, tmp_path: Path) -> None:
+    """Written with both, and a run that starts from it has both again."""
+    own = bench("wan2_t2v-a14b")
+    own.stirred.export_lora(tmp_path)
+    again = own.adapter({"model.resume_path": str(tmp_path)})
+    # alpha / r is 2, a power of two, so that folding it loses nothing.
+    pairs = zip(own.stirred.trainable_parameters().items(), again.trainable_parameters().items(), strict=True)
+    assert all(name == other and torch.equal(value, read) for (name, value), (other, read) in pairs)
+
+
 def test_the_first_frame_stays_what_was_given(bench: Open) -> None:
     """Pinned latents take no part in noise and log-probabilities, and are the condition's at every point."""
     own = bench("wan2_i2v-5b")
