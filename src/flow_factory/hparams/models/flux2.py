@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from pydantic import Field
 
 from flow_factory.contracts import Modality, PipelineIOContract
 from flow_factory.hparams.errors import FieldError
-from flow_factory.hparams.models.folder import component_config, packed_size_factor
+from flow_factory.hparams.models.folder import component_config, packed_size_factor, pipeline_config
 from flow_factory.hparams.models.media import PROMPT, REFERENCES
 from flow_factory.hparams.models.spec import GenerationArguments, GuidanceKind, ModelSpec
 from flow_factory.hparams.types import NonNegativeInt, option
@@ -96,8 +95,7 @@ FLUX2 = ModelSpec(
 
 def klein_guidance(folder: Path | None) -> GuidanceKind:
     """None for a step-distilled checkpoint."""
-    index = folder / "model_index.json" if folder is not None else None
-    distilled = index is not None and json.loads(index.read_text(encoding="utf-8")).get("is_distilled", False)
+    distilled = folder is not None and pipeline_config(folder, "is_distilled")
     return "none" if distilled else "cfg"
 
 

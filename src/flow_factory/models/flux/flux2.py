@@ -22,6 +22,7 @@ from flow_factory.errors import InputError
 from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.models.flux2 import check_layers
 from flow_factory.models.conditions import Prompts
+from flow_factory.models.flux.packing import flatten, unflatten
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
 from flow_factory.models.images import posterior_latents, to_bytes, to_pil, to_pixels
 from flow_factory.models.references import ReferenceCondition, predict_by_shape
@@ -30,16 +31,6 @@ from flow_factory.models.text_to_image import TextToImageAdapter
 from flow_factory.samples import ComponentTimes, ConditionInputs, I2ISample, LatentState
 
 _LARGEST_REFERENCE = 1024 * 1024  # pixels; larger ones are scaled to it, as in the pipeline
-
-
-def flatten(places: Tensor) -> Tensor:
-    """Tokens [B, h w, C] of [B, C, h, w]."""
-    return Flux2Pipeline._pack_latents(places)
-
-
-def unflatten(tokens: Tensor, height: int, width: int) -> Tensor:
-    """The inverse of `flatten`; height and width in tokens."""
-    return tokens.transpose(1, 2).unflatten(2, (height, width))
 
 
 class Flux2FamilyAdapter(TextToImageAdapter):

@@ -24,6 +24,16 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     return FluxPipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
 
 
+def flatten(places: Tensor) -> Tensor:
+    """Tokens [B, h w, C] of [B, C, h, w], one for each place (FLUX.2, which packs latents before it standardises)."""
+    return places.flatten(2).transpose(1, 2)
+
+
+def unflatten(tokens: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of `flatten`; height and width in tokens."""
+    return tokens.transpose(1, 2).unflatten(2, (height, width))
+
+
 class PackedLatentsAdapter(TextToImageAdapter):
     """For pipelines that keep their latents packed. The state here is unpacked, so that its shape tells the size.
 
