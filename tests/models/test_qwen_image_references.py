@@ -16,6 +16,7 @@ from flow_factory.errors import InputError
 from flow_factory.hparams import ConfigError, get_model_spec, load_config_from_mapping
 from flow_factory.models.qwen_image.qwen_image_21 import over_white
 from flow_factory.samples import Media
+from flow_factory.trainers.model_card import _loading
 from tests.models.support import generators
 from tests.models.test_references import count_forwards
 from tests.parity.bench import SEEDS, Bench, set_path
@@ -60,6 +61,22 @@ def test_sizes_of_references_are_the_pipelines_unless_configured() -> None:
     fields = get_model_spec("qwen-image-edit-plus").generation_arguments()
     assert fields.condition_image_size == pipeline_qwenimage_edit_plus.CONDITION_IMAGE_SIZE
     assert fields.vae_image_size == pipeline_qwenimage_edit_plus.VAE_IMAGE_SIZE
+
+
+def test_the_model_card_sets_sizes_that_the_pipeline_takes_as_constants(edit: Bench, tmp_path: Path) -> None:
+    config = load_config_from_mapping(edit.mapping() | {"eval": {"resolution": [32, 48], "vae_image_size": 96 * 96}})
+    text = _loading(config, tmp_path, "diffusers", lora=True)
+    before = text[: text.index("picture = ")]
+    assert "image=load_image(" in text and "vae_image_size" not in text
+    assert [line for line in before.splitlines() if line.startswith("pipeline_qwenimage_edit_plus.")] == [
+        "pipeline_qwenimage_edit_plus.CONDITION_IMAGE_SIZE = 1600",
+        "pipeline_qwenimage_edit_plus.VAE_IMAGE_SIZE = 9216",
+    ]
+    adapter, default = type(edit.fresh), get_model_spec("qwen-image-edit-plus").generation_arguments()
+    assert adapter.call_setup(default) == ()
+    with qwen_image_edit_plus.calling():  # puts the constants back
+        exec("\n".join(adapter.call_setup(config.eval_generation)), {})
+        assert pipeline_qwenimage_edit_plus.VAE_IMAGE_SIZE == 9216
 
 
 def test_each_configured_size_decides_its_own_part(edit: Bench) -> None:

@@ -132,6 +132,7 @@ def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
         given = f"path/to/{_base_name(config)}" if _is_local(name) else name
         lines += ["", f'pipeline = {loader}.from_pretrained("{given}")']
     lines += _load_lora(config.model_args.components) if lora else []
+    lines += adapter_class.call_setup(config.eval_generation)
     made = f'pipeline(prompt="a prompt", {", ".join(arguments)})'
     if is_video:
         lines += [f"frames = {made}.frames[0]"]

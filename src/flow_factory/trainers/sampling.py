@@ -48,6 +48,7 @@ class Picture:
         torch_seed: Seed of the initial noise for `torch.Generator().manual_seed`.
         call: Arguments of the pipeline's `__call__`: prompts, size, steps, guidance and the model's own.
         precision: What else the bits depend on; see `_precision`.
+        setup: Python statements that come before the call.
     """
 
     choice: PromptChoice
@@ -57,6 +58,7 @@ class Picture:
     torch_seed: int
     call: dict[str, Any]
     precision: dict[str, Any]
+    setup: tuple[str, ...] = ()
 
 
 def check_makes_pictures(config: Arguments) -> None:
@@ -141,7 +143,16 @@ def _make(
     latents = next(tensor for _, tensor in final.items())
     torch_seed = derive_seed(key.seed, Purpose.INITIAL, cycle=key.cycle, group_id=key.group_id, member=key.member)
     call = _pipeline_call(config, adapter, choice, plan)
-    return Picture(choice, variant, sample.image, latents.float().cpu(), torch_seed, call, _precision(config, adapter))
+    return Picture(
+        choice,
+        variant,
+        sample.image,
+        latents.float().cpu(),
+        torch_seed,
+        call,
+        _precision(config, adapter),
+        adapter.call_setup(config.eval_generation),
+    )
 
 
 def _pipeline_call(
@@ -199,6 +210,7 @@ def write_pictures(folder: Path, made: dict[Variant, list[Picture]], facts: dict
                     "member": choice.member,
                     "weights": variant,
                     "torch_seed": picture.torch_seed,
+                    **({"setup": list(picture.setup)} if picture.setup else {}),
                     "call": picture.call,
                     "precision": picture.precision,
                 }

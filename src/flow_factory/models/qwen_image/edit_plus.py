@@ -11,6 +11,7 @@ The pipeline takes one prompt a call. Here rows whose references agree in number
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +28,9 @@ from flow_factory.models.qwen_image.text_to_image import QwenImageAdapter
 from flow_factory.models.references import ReferenceCondition, predict_by_shape
 from flow_factory.samples import ComponentTimes, ConditionInputs, I2ISample, LatentState
 
+_CONSTANTS = {"condition_image_size": "CONDITION_IMAGE_SIZE", "vae_image_size": "VAE_IMAGE_SIZE"}
+_MODULE = "pipeline_qwenimage_edit_plus"
+
 
 class QwenImageEditPlusAdapter(QwenImageAdapter):
     """One or more references a row, in order; the instruction may speak of Picture 1, Picture 2."""
@@ -41,8 +45,15 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
     @classmethod
     def call_arguments(cls, guidance_scale: float, generation: Any) -> dict[str, Any]:
         arguments = super().call_arguments(guidance_scale, generation)
-        # The pipeline takes these as constants of its module only.
-        return {name: value for name, value in arguments.items() if not name.endswith("_image_size")}
+        return {name: value for name, value in arguments.items() if name not in _CONSTANTS}
+
+    @classmethod
+    def call_setup(cls, generation: Any) -> tuple[str, ...]:
+        given, default = asdict(generation), asdict(type(generation)())
+        changed = [
+            f"{_MODULE}.{c} = {given[field]}" for field, c in _CONSTANTS.items() if given[field] != default[field]
+        ]
+        return (f"from diffusers.pipelines.qwenimage import {_MODULE}", *changed) if changed else ()
 
     @torch.no_grad()
     def encode_inputs(
