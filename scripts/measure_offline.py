@@ -21,6 +21,7 @@ Seeds are those of training; data, panel and evaluation noise are the same for a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -70,7 +71,6 @@ def held_out_losses(data: Path, loras: dict[str, Path | None], folder: Path) -> 
     from flow_factory.data_utils.offline_train_data import build_offline_train_dataloader
     from flow_factory.distributed import Comm
     from flow_factory.hparams import load_config
-    from flow_factory.hparams.training_times import TimeSampling
     from flow_factory.objectives.flow_matching import flow_matching_loss
     from flow_factory.trainers.inference import build_inference_model
     from flow_factory.trainers.offline.noised_arms import noised_arms
@@ -78,7 +78,7 @@ def held_out_losses(data: Path, loras: dict[str, Path | None], folder: Path) -> 
     config = load_config(SFT, [f"data.dataset_dir={data}", f"data.cache_dir={folder / 'cache'}"])
     # The times that the run trains, many of them and stratified.
     arguments: Any = config.training_args
-    sampling = TimeSampling(arguments.weighting_scheme, TIMES, arguments.timestep_range, arguments.time_shift)
+    sampling = dataclasses.replace(arguments.time_sampling, count=TIMES)
     found = {}
     for name, lora in loras.items():
         variant = "base" if lora is None else "trained"
@@ -87,10 +87,11 @@ def held_out_losses(data: Path, loras: dict[str, Path | None], folder: Path) -> 
         losses = []
         with torch.no_grad(), model.use(variant):
             for batch in loader:
+                condition = model.adapter.prepare_condition_state(batch.condition)
                 for arms in noised_arms(model.adapter, batch, sampling, seed=0, data_epoch=0):
                     noised = arms["target"]
                     guidance = model.adapter.offline_guidance()
-                    velocity = model.adapter.predict(noised.state, noised.times, batch.condition, guidance)
+                    velocity = model.adapter.predict(noised.state, noised.times, condition, guidance)
                     losses.append(flow_matching_loss(velocity, noised.target, noised.sigma)[0].item())
         found[name] = statistics.mean(losses)
     return found

@@ -15,6 +15,7 @@ from flow_factory.hparams import Arguments, load_config_from_mapping
 from flow_factory.trainers.abc import BaseTrainer
 from flow_factory.trainers.build import build_trainer
 
+KINDS = {"sft": "demonstration", "offline-dpo": "preference"}
 PROMPTS = ("a red circle", "two blue squares", "a green star", "the number 7", "a cross", "three dots", "a line", "sky")
 
 
@@ -107,3 +108,11 @@ def offline_trainer(
     """A trainer of `offline_config`."""
     folder.mkdir(parents=True, exist_ok=True)
     return build_trainer(offline_config(pipeline, folder, data, trainer, changes))
+
+
+def trainer_for(pipeline: Path, folder: Path, key: str = "sft", **changes: Any) -> BaseTrainer:
+    """A trainer over eight examples in `folder/data`; keyword `train__seed` is `train.seed`."""
+    data = folder / "data"
+    if not data.exists():
+        make_dataset(data, KINDS[key])
+    return offline_trainer(pipeline, folder, data, key, {k.replace("__", "."): v for k, v in changes.items()})

@@ -1,4 +1,4 @@
-"""sft and offline-dpo on a random pipeline: their losses, draws, resume, evaluation, and what follows them."""
+"""sft and offline-dpo on a random pipeline: their losses, draws, evaluation, and what follows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flow_factory.errors import InputError, Interrupted
+from flow_factory.errors import InputError
 from flow_factory.hparams.training_times import TimeSampling
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
@@ -20,20 +20,9 @@ from flow_factory.scheduler.training_times import draw_sigmas
 from flow_factory.trainers.abc import BaseTrainer
 from flow_factory.trainers.offline.noised_arms import noised_arms
 from flow_factory.trainers.offline.offline_dpo import OfflineDPOTrainer
-from flow_factory.trainers.state import run_state
-from tests.trainers.offline_support import make_dataset, offline_mapping, offline_trainer
-from tests.trainers.support import assert_same_tree, base_mapping, weights
+from tests.trainers.offline_support import KINDS, make_dataset, offline_mapping, offline_trainer, trainer_for
+from tests.trainers.support import base_mapping, weights
 from tests.trainers.test_resume import metrics
-
-KINDS = {"sft": "demonstration", "offline-dpo": "preference"}
-
-
-def trainer_for(pipeline: Path, folder: Path, key: str = "sft", **changes: Any) -> BaseTrainer:
-    """A trainer over eight examples in `folder/data`; keyword `train__seed` is `train.seed`."""
-    data = folder / "data"
-    if not data.exists():
-        make_dataset(data, KINDS[key])
-    return offline_trainer(pipeline, folder, data, key, {k.replace("__", "."): v for k, v in changes.items()})
 
 
 def gradients(trainer: BaseTrainer) -> list[dict[str, torch.Tensor]]:
@@ -222,60 +211,6 @@ def test_times_are_loss_terms_of_one_optimizer_step(tiny_sd3_dir: Path, tmp_path
     rates = [row["default/learning_rate"] for row in metrics(tmp_path) if row["kind"] == "update"]
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3]), "the schedule ends with the run"
     assert result.counts["trained_rows"] == 16 * times
-
-
-@pytest.mark.parametrize("key", KINDS)
-def test_resume_inside_an_epoch_is_exact(tiny_sd3_dir: Path, tmp_path: Path, key: str) -> None:
-    """Pitfall 22: the exact batch, bit for bit; mixed sizes, EMA and several times included."""
-    changes: dict[str, Any] = {
-        "train__image_sizing": "buckets", "train__num_train_timesteps": 2, "train__reference": "start",
-        "train__lr_scheduler": "cosine", "train__lr_warmup_steps": 2,
-    }  # fmt: skip
-    data = make_dataset(tmp_path / "data", KINDS[key], 16, ((32, 32), (32, 64)))
-    dotted = {name.replace("__", "."): value for name, value in changes.items()}
-    whole = offline_trainer(tiny_sd3_dir, tmp_path / "whole", data, key, dotted)
-    whole.start()
-    first = offline_trainer(tiny_sd3_dir, tmp_path / "parts", data, key, dotted)
-    _interrupt_at_batch(first, 11)  # the third of eight in the second epoch; its window of two is finished
-    with pytest.raises(Interrupted, match="the epoch was left before batch 4"):
-        first.start()
-    assert 0 < first.step < whole.step and first.driver.next_batch > 0  # type: ignore[attr-defined]
-    second = offline_trainer(tiny_sd3_dir, tmp_path / "parts", data, key, dotted)
-    made: list[int] = []
-    original = second.optimize_batch
-
-    def counted(batch: Any) -> None:
-        made.append(len(batch))
-        original(batch)
-
-    second.optimize_batch = counted  # type: ignore[method-assign]
-    second.start()
-    assert len(made) == 16 - 12, "batches that were trained on are not made again"
-    assert_same_tree(run_state(second), run_state(whole))
-    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
-
-
-def _interrupt_at_batch(trainer: BaseTrainer, number: int) -> None:
-    import signal
-
-    original, seen = trainer.optimize_batch, [0]
-
-    def interrupting(batch: Any) -> None:
-        seen[0] += 1
-        if seen[0] == number:
-            signal.raise_signal(signal.SIGINT)
-        original(batch)
-
-    trainer.optimize_batch = interrupting  # type: ignore[method-assign]
-
-
-def test_a_failing_batch_leaves_the_epoch(tiny_sd3_dir: Path, tmp_path: Path) -> None:
-    trainer = trainer_for(tiny_sd3_dir, tmp_path)
-    (tmp_path / "data" / "images" / "5-0.png").write_bytes(b"broken")  # after the checks
-    before = trainer.progress
-    with pytest.raises(InputError, match=rf"{tmp_path}/data/train\.jsonl:6: .*5-0\.png is no picture"):
-        trainer.start()
-    assert trainer.progress == before and trainer.progress.data_epoch == 0
 
 
 @pytest.mark.parametrize("key", KINDS)
