@@ -16,6 +16,7 @@ from flow_factory.cli.errors import DebugOption
 from flow_factory.cli.evaluate import evaluate
 from flow_factory.cli.export import export
 from flow_factory.cli.listing import list_names
+from flow_factory.cli.plan import plan
 from flow_factory.cli.report import report
 from flow_factory.cli.sample import sample
 from flow_factory.cli.train import train
@@ -51,6 +52,7 @@ def root(
 
 app.command("train")(train)
 app.command("check")(check)
+app.command("plan")(plan)
 app.command("sample")(sample)
 app.command("eval")(evaluate)
 app.command("export")(export)

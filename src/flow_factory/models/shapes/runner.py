@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -21,9 +22,13 @@ from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.components import pipeline_modules
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.shapes.blocks import BlockTrace, BlockWatch
-from flow_factory.models.shapes.kernels import META, Kernels
+from flow_factory.models.shapes.kernels import Kernels
 from flow_factory.models.shapes.live_bytes import LiveBytes
+from flow_factory.models.shapes.values import META, KnownValues
 from flow_factory.samples import ComponentTimes, Condition, ConditionInputs, LatentState
+
+_CPU = torch.device("cpu")
+_MOVES = {Tensor.to, Tensor.cpu}
 
 
 class UnknownShapesError(RuntimeError):
@@ -63,7 +68,7 @@ class ShapeRuns:
         self._traces: list[Trace] = []
         self._known_outputs: dict[Any, Any] = {}
         self.encoding_peak = 0
-        self._kernels = Kernels()
+        self._modes: tuple[AbstractContextManager[Any], ...] = ()
         for name, module in pipeline_modules(adapter.pipeline).items():
             self._enclose(name, module)
         for parameters in adapter.weights.roles.values():
@@ -174,13 +179,12 @@ class ShapeRuns:
         signature = (id(module), call.__name__, *((t.shape, t.dtype) for t in tensors))
         if self._counting and signature in self._known_outputs:
             return self._known_outputs[signature]
-        self._kernels = kernels = Kernels(self.adapter._autocast_dtype if self._predicting else None)
-        args, kwargs = tree_map(
-            lambda leaf: kernels.to_meta(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-        )
+        values = KnownValues()
+        self._modes = (META, Kernels(self.adapter._autocast_dtype if self._predicting else None), values)
+        args, kwargs = tree_map(lambda leaf: values.to_meta(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         live = LiveBytes([*module.parameters(), *module.buffers(), *inputs])
-        with META, kernels, live:
+        with _entered(*self._modes), live:
             with BlockWatch(module, live) as blocks:
                 result = call(*args, **kwargs)
             held = live.now
@@ -195,7 +199,8 @@ class ShapeRuns:
     @contextmanager
     def _recording(self, predicting: bool = False, counting: bool = False) -> Iterator[list[Trace]]:
         self._predicting, self._counting, self._traces = predicting, counting, []
-        yield self._traces
+        with _OnCpu(self):
+            yield self._traces
 
     @contextmanager
     def _checkpointing(self, wanted: bool) -> Iterator[None]:
@@ -214,9 +219,29 @@ class ShapeRuns:
         """A checkpointed block that is computed again by the same kernels: torch leaves them while autograd runs."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), _entered(META, self._kernels)
+            return nullcontext(), _entered(*self._modes)
 
         return checkpoint(block.__call__, *args, use_reentrant=False, context_fn=contexts)
+
+
+class _OnCpu(TorchFunctionMode):
+    """Outside of networks, what is sent to their device stays on the CPU, and numbers of theirs that are asked for
+    (statistics of latents in a buffer) are zeros.
+    """
+
+    def __init__(self, runs: ShapeRuns) -> None:
+        super().__init__()
+        self._runs = runs
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._runs._inside:
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(lambda leaf: _CPU if isinstance(leaf, torch.device) else leaf, (args, kwargs))
+        if func not in _MOVES or not args[0].is_meta:
+            return func(*args, **kwargs)
+        moved = func(torch.empty(0, dtype=args[0].dtype), *args[1:], **kwargs)
+        return torch.zeros((), dtype=moved.dtype).expand(args[0].shape)
 
 
 @contextmanager

@@ -48,9 +48,9 @@ def config_folder(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_SMALL_FILES))
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError, ValueError) as error:
-        reason = str(error).split("\n")[0]
+        reason = str(error).split("\n")[0].rstrip(".")
         raise InputError(
-            f"model.model_name_or_path: the config files of {name!r} could not be downloaded: {reason} Give a folder "
+            f"model.model_name_or_path: the config files of {name!r} could not be downloaded: {reason}. Give a folder "
             f"that holds them (model_index.json and the JSON files of each component)."
         ) from error
 
@@ -140,8 +140,11 @@ def _network(cls: type[Any], file: Path) -> nn.Module:
 @torch.no_grad()
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:
     """Casts as the libraries do on loading: what a network keeps in float32 stays in it."""
+    # Buffers that are no part of the checkpoint are cast by diffusers alone, and not where something stays float32.
+    all_buffers = isinstance(module, ModelMixin) and module._keep_in_fp32_modules is None
+    loaded = set(module.state_dict())
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and (all_buffers or name in loaded):
             tensor.data = tensor.data.to(torch.float32 if _stays_float32(module, name, dtype) else dtype)
 
 

@@ -162,7 +162,7 @@ class _Planner:
         costs = Costs(self.runs, self._batch(rows, 1, plan))
         guided = costs.on_grid(steps.grid, plan.guidance)
         facts = self._facts(costs, plan, guided)
-        starts = Starts(config, self.geometry, training) if plan.share_initial_noise else None
+        starts = Starts(config, self.geometry, training)  # also refuses a cycle that draws more prompts than there are
         cycles = [self._cycle(steps, number, guided, facts, starts) for number in range(self._counted_cycles())]
         self._sampling_parts(plan, rows, guided)
         self._stored_samples(plan, steps, len(cycles))
@@ -196,11 +196,11 @@ class _Planner:
         return facts
 
     def _cycle(
-        self, steps: SDESteps, cycle: int, guided: tuple[int, ...], facts: CycleFacts, starts: Starts | None
+        self, steps: SDESteps, cycle: int, guided: tuple[int, ...], facts: CycleFacts, starts: Starts
     ) -> CycleRows:
         plan = self._rollout_plan(steps, cycle)
         path = plan.path or range(steps.grid.length)
-        number = None if starts is None else starts.in_cycle(cycle)
+        number = starts.in_cycle(cycle) if plan.share_initial_noise else None
         rollout = rollout_rows(path, plan.window, guided, self.geometry.samples_per_cycle, number)
         if self.algorithm is None:
             return CycleRows(rollout, None, None)
@@ -228,7 +228,9 @@ class _Planner:
             per_sample += len(plan.window) * elements * torch.float32.itemsize * stores
         samples = geometry.samples_per_cycle // geometry.world_size
         place: Place = "host" if arguments.offload_samples_to_cpu and self.device_type != "cpu" else "device"
-        note = f"up to {kept} latents of each of {samples} samples"
+        note = (
+            f"final latents of {samples} samples" if not plan.window else f"up to {kept} latents of {samples} samples"
+        )
         self.parts.append(MemoryPart("samples of a cycle", samples * per_sample, place, note=note))
 
     def _prediction_parts(self, what: str, batch: Batch, plan: RolloutPlan, step: int) -> None:

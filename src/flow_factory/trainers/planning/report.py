@@ -196,11 +196,24 @@ class RunPlan:
         middles = [(r.low + r.high) / 2 for r in found]
         return Range(min(r.low for r in found), max(r.high for r in found)), sum(middles) / len(middles)
 
+    @property
+    def whole_run(self) -> tuple[Range, Range] | None:
+        """Rows of all cycles and evaluations, and those with gradients; None if not every cycle is counted."""
+        if not self.cycles or len(self.cycles) != self.total_cycles or self.evaluation_count is None:
+            return None
+        rows = Range.exactly(self.evaluation_count * sum(e.rows for e in self.evaluations))
+        trained = NOTHING
+        for cycle in self.cycles:
+            if cycle.network_rows is None or cycle.trained is None:
+                return None
+            rows, trained = rows + cycle.network_rows, trained + cycle.trained
+        return rows, trained
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; sizes in bytes."""
         fields = asdict(self)
         del fields["cycles"]
-        first = self.cycles[0] if self.cycles else None
+        first, run = self.cycles[0] if self.cycles else None, self.whole_run
         fields["parameters"], fields["trainable"] = self.parameters, self.trainable
         fields["held_bytes"], fields["peak_bytes"] = self.held_bytes, self.peak_bytes
         fields["rows"] = {
@@ -212,6 +225,7 @@ class RunPlan:
                 for name, found in ((name, self.spread(name)) for name in ("rollout", "network_rows", "trained"))
             },
             "evaluation": sum(e.rows for e in self.evaluations),
+            "run": None if run is None else {"network_rows": asdict(run[0]), "trained": asdict(run[1])},
         }
         return fields
 
