@@ -1,6 +1,6 @@
 """The values that flow: latent states, times, trajectories, conditions, samples and their noise."""
 
-from flow_factory.samples.media import Audio, ConditionInputs, Media, MediaItem, Video
+from flow_factory.samples.media import Audio, ConditionInputs, Media, MediaItem, Video, VideoWithSound
 from flow_factory.samples.noise import NoiseKey, Purpose, derive_seed, draw_normal, make_generator
 from flow_factory.samples.sample import (
     BaseSample,
@@ -45,6 +45,7 @@ __all__ = [
     "V2VSample",
     "Video",
     "VideoSample",
+    "VideoWithSound",
     "condition_fields",
     "derive_seed",
     "draw_normal",

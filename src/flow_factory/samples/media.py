@@ -24,6 +24,14 @@ class Audio:
     sample_rate: int
 
 
+@dataclass(frozen=True, eq=False)
+class VideoWithSound:
+    """What a joint model makes of one row: frames, uint8 [F, C, H, W] on CPU, and the sound that goes with them."""
+
+    frames: Tensor
+    sound: Audio
+
+
 MediaItem = Tensor | Video | Audio
 """An image is a uint8 tensor [C, H, W] on CPU."""
 
