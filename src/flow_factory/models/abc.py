@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -28,6 +28,7 @@ from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.hparams.local_model import unfit_fields
 from flow_factory.models import components, export, rollout, step
 from flow_factory.models.bundle import ModelBundle
+from flow_factory.models.comfyui import ComfyUINames
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.initial import load_initial_weights, make_weights
 from flow_factory.models.parallel import Parallel
@@ -63,6 +64,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
 
     Attributes:
         sample_class: The sample type of one example, and `media_field`, its field that holds the decoded media.
+        comfyui: How ComfyUI names a LoRA of this family; None where it does not know the family.
         spec: The model's static facts.
         pipeline: The diffusers pipeline, for its helpers and configuration.
         bundle: The root of all trained components.
@@ -73,6 +75,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     sample_class: ClassVar[type[BaseSample]] = T2ISample
     media_field: ClassVar[str] = "image"
     condition_class: ClassVar[type[Condition]] = Condition
+    comfyui: ClassVar[ComfyUINames | None] = None
 
     def __init__(self, config: Arguments, comm: Comm | None = None, *, as_stored: bool = False) -> None:
         self.config = config
@@ -267,7 +270,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         Where the scale is an input of the network it is 1. What counts guidance from another number, or has a second
         kind of it in its own fields, is unguided as well.
         """
-        return replace(self.guidance(1.0), scale=1.0)
+        return self.guidance(1.0).unguided()
 
     @property
     def supports_output_encoding(self) -> bool:
@@ -281,19 +284,21 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         raise InputError(f"model.model_type {self.spec.key!r} cannot encode its output media for offline training.")
 
     @classmethod
-    def comfyui_lora(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def comfyui_lora(cls, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """A LoRA in diffusers' layout (`transformer.<module>.lora_A.weight`), under the keys that ComfyUI reads.
 
-        ComfyUI knows diffusers' module names for some families only, and drops keys that it does not know with no more
-        than a line in its log, so a family says explicitly what it reads.
+        Returns:
+            The contents of its files, by the ending of their names (see `ComfyUINames.convert`).
 
         Raises:
-            InputError: If the layout for this family is not known here.
+            InputError: If the names of this family, or of a module, are not known here.
         """
-        raise InputError(
-            f"the keys under which ComfyUI reads a LoRA are not known here for {cls.__name__}. Use --format diffusers, "
-            f"or --format merged for a whole pipeline."
-        )
+        if cls.comfyui is None:
+            raise InputError(
+                f"the keys under which ComfyUI reads a LoRA are not known here for {cls.__name__}. Use --format "
+                "diffusers, or --format merged for a whole pipeline."
+            )
+        return cls.comfyui.convert(state)
 
     def media_fields(self, media: Any, generation: Any = None) -> dict[str, Any]:
         """The fields of `sample_class` that hold one decoded medium, as `decode_latents` gives it.
@@ -384,7 +389,8 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     @functools.cached_property
     def _encoders(self) -> tuple[list[str], str]:
         """Names of the encoders and their tokenizers, and a digest of their files, which takes a while."""
-        kinds = ("text_encoder", "tokenizer", "image_encoder", "image_processor", "feature_extractor", "processor")
+        kinds = ("text_encoder", "tokenizer", "connectors")
+        kinds += ("image_encoder", "image_processor", "feature_extractor", "processor")
         if self.spec.io.input_modalities != {Modality.TEXT}:
             kinds += ("vae", "audio_vae")
         names = [name for name in self.pipeline.components if name.startswith(kinds)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.samples import ComponentTimes
+
+GuidanceT = TypeVar("GuidanceT", bound="GuidanceSpec")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class GuidanceSpec:
     def needs_negative(self) -> bool:
         """True if some step may ask for a negative prediction."""
         return self.scale > 1.0
+
+    def unguided(self: GuidanceT) -> GuidanceT:
+        """The positive prediction alone, with the same inputs of the network; a subclass turns off what it adds."""
+        return replace(self, scale=1.0)
 
     def rows(self, times: ComponentTimes) -> Tensor | None:
         """Which rows are guided, bool [B]; None stands for all of them (there is no window)."""

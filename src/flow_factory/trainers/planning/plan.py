@@ -187,7 +187,7 @@ class _Planner:
         sampling = getattr(arguments, "time_sampling", None)
         if sampling is None:
             return facts
-        plain = costs.at_training_times(sampling, plan.grid, replace(plan.guidance, scale=1.0)).high
+        plain = costs.at_training_times(sampling, plan.grid, plan.guidance.unguided()).high
         facts = replace(facts, plain=plain, guided_reference=Range.exactly(plain))
         scale = float(getattr(arguments, "kl_cfg", 1.0))
         if scale > 1:
@@ -253,7 +253,7 @@ class _Planner:
     def _activations(self, plan: RolloutPlan, rows: list[Condition] | None, step: int) -> Activations:
         algorithm = self.algorithm or Algorithm(coupled, guided=self.arguments.paradigm == "coupled")
         count = algorithm.micro_batch(self.arguments, self.geometry)
-        guidance = plan.guidance if algorithm.guided else replace(plan.guidance, scale=1.0)
+        guidance = plan.guidance if algorithm.guided else plan.guidance.unguided()
         batch = self._batch(rows, count, plan)
         return self._training_part(batch, plan.grid.times(step, count, _CPU), guidance, algorithm.arms)
 

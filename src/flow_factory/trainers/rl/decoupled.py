@@ -8,7 +8,6 @@ backward.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -67,7 +66,7 @@ class DecoupledTrainer(BaseTrainer):
     def _guidance(self, scale: float | None) -> GuidanceSpec:
         if scale is None or scale <= 1:
             # Not `adapter.guidance(1.0)`: a model may count guidance from 0, or have a second kind in its own fields.
-            return replace(self.rollout_plan.guidance, scale=1.0)
+            return self.rollout_plan.guidance.unguided()
         return self.adapter.guidance(scale)
 
     # ------------------------------------------------------------------------------------------------ loss terms
