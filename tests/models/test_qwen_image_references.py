@@ -63,9 +63,9 @@ def test_sizes_of_references_are_the_pipelines_unless_configured() -> None:
     assert fields.vae_image_size == pipeline_qwenimage_edit_plus.VAE_IMAGE_SIZE
 
 
-def test_the_model_card_sets_sizes_that_the_pipeline_takes_as_constants(edit: Bench, tmp_path: Path) -> None:
+def test_the_model_card_sets_sizes_that_the_pipeline_takes_as_constants(edit: Bench) -> None:
     config = load_config_from_mapping(edit.mapping() | {"eval": {"resolution": [32, 48], "vae_image_size": 96 * 96}})
-    text = _loading(config, tmp_path, "diffusers", lora=True)
+    text = _loading(config, lora=True)
     before = text[: text.index("picture = ")]
     assert "image=load_image(" in text and "vae_image_size" not in text
     assert [line for line in before.splitlines() if line.startswith("pipeline_qwenimage_edit_plus.")] == [

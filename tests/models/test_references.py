@@ -194,12 +194,12 @@ def test_kontexts_prompts_need_a_picture_each(tmp_path: Path) -> None:
             read_prompts(file, io)
 
 
-def test_kontexts_model_card_gives_a_picture_and_the_area(kontext: Bench, tmp_path: Path) -> None:
+def test_kontexts_model_card_gives_a_picture_and_the_area(kontext: Bench) -> None:
     """Of height and width alone the pipeline would take the proportions and make a megapixel."""
     from flow_factory.hparams import load_config_from_mapping
     from flow_factory.trainers.model_card import _loading
 
-    text = _loading(load_config_from_mapping(kontext.mapping()), tmp_path, "diffusers", lora=True)
+    text = _loading(load_config_from_mapping(kontext.mapping()), lora=True)
     (call,) = [
         line.removeprefix("picture = ").removesuffix(".images[0]") for line in text.split("\n") if "prompt=" in line
     ]

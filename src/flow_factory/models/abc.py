@@ -288,7 +288,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """A LoRA in diffusers' layout (`transformer.<module>.lora_A.weight`), under the keys that ComfyUI reads.
 
         Returns:
-            The contents of its files, by the ending of their names (see `ComfyUINames.convert`).
+            The contents of its files, by the model that they are for (see `ComfyUINames.convert`).
 
         Raises:
             InputError: If the names of this family, or of a module, are not known here.

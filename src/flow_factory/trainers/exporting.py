@@ -34,30 +34,30 @@ def export_weights(request: ExportRequest, folder: Path) -> None:
     Raises:
         InputError: If the weights or the base model cannot be read or do not fit together.
     """
+    files = None
     if request.is_pipeline:
         _write_pipeline(request, folder)
     else:
-        _write_lora(request, folder)
-    card = model_card(request.config, request.run, request.weights, request.format)
+        files = _write_lora(request, folder)
+    card = model_card(request.config, request.run, request.weights, request.format, files)
     (folder / "README.md").write_text(card, encoding="utf-8")
     facts = {"checkpoint": request.weights.checkpoint.name, "averaged": request.weights.averaged}
     atomic_write_json(folder / RECORD, {"format": "flow-factory export", "layout": request.format, **facts})
 
 
-def comfyui_name(request: ExportRequest) -> str:
-    """The file that ComfyUI shows in its list: the run's name."""
-    return f"{request.run.absolute().name}.safetensors"
-
-
-def _write_lora(request: ExportRequest, folder: Path) -> None:
+def _write_lora(request: ExportRequest, folder: Path) -> dict[str, str] | None:
+    """Returns the names of ComfyUI's files, by the model that they are for."""
     source = request.weights.folder / WEIGHT_NAME
     state = _load(source)
     if request.format == "diffusers":
         shutil.copyfile(source, folder / WEIGHT_NAME)
-        return
-    adapter_class = get_adapter_class(request.config.model_args.model_type)
-    renamed = adapter_class.comfyui_lora(state)
-    save_file(renamed, folder / comfyui_name(request), metadata={"format": "pt"})
+        return None
+    contents = get_adapter_class(request.config.model_args.model_type).comfyui_lora(state)
+    run = request.run.absolute().name  # ComfyUI shows the file's name in its list
+    files = {model: f"{run}_{model}.safetensors" if model else f"{run}.safetensors" for model in contents}
+    for model, name in files.items():
+        save_file(contents[model], folder / name, metadata={"format": "pt"})
+    return files
 
 
 def _write_pipeline(request: ExportRequest, folder: Path) -> None:

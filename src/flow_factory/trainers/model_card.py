@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from flow_factory.samples import VideoSample
 from flow_factory.tracking.metrics import read_metrics
 
 
-def model_card(config: Arguments, run: Path, weights: SavedWeights, layout: str) -> str:
+def model_card(
+    config: Arguments, run: Path, weights: SavedWeights, layout: str, files: Mapping[str, str] | None = None
+) -> str:
     """A Markdown text with a snippet that loads the export. Names no folder of the machine that wrote it.
 
     Args:
@@ -26,6 +28,7 @@ def model_card(config: Arguments, run: Path, weights: SavedWeights, layout: str)
         run: Its folder, for the scores of its evaluations.
         weights: What was exported.
         layout: "diffusers", "comfyui" or "merged".
+        files: Of the layout "comfyui": the files' names by the model that they are for (see `ComfyUINames`).
     """
     lora = weights.kind == "lora" and layout != "merged"
     base = _base_name(config)
@@ -40,7 +43,8 @@ def model_card(config: Arguments, run: Path, weights: SavedWeights, layout: str)
     if scores:
         about = "Means over the evaluation sets, at the first evaluation and at the last one up to this checkpoint."
         sections.append(f"## Evaluations of the run\n\n{about}\n\n{scores}")
-    sections.append("## How to load it\n\n" + _loading(config, run, layout, lora))
+    loading = _loading(config, lora) if files is None else _loading_in_comfyui(config, files)
+    sections.append("## How to load it\n\n" + loading)
     sections.append("The licence of the base model applies.")
     return "\n\n".join(sections) + "\n"
 
@@ -98,12 +102,22 @@ def _scores(run: Path, number: int, counter: str) -> str:
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
-def _loading(config: Arguments, run: Path, layout: str, lora: bool) -> str:
-    if layout == "comfyui":
-        return (
-            f"Put `{run.absolute().name}.safetensors` into ComfyUI's `models/loras` and load it with the node *Load "
-            "LoRA* on the base model, at strength 1. The text encoders are not changed."
-        )
+def _loading_in_comfyui(config: Arguments, files: Mapping[str, str]) -> str:
+    """Args: the files' names by the model that they are for, "" being the only one."""
+    names = get_adapter_class(config.model_args.model_type).comfyui
+    assert names is not None
+    put = f"Put {' and '.join(f'`{file}`' for file in files.values())} into ComfyUI's `models/loras`"
+    end = "at strength 1. The text encoders are not changed."
+    if list(files) != [""]:
+        which = "; ".join(f"`{file}` on the {model.replace('_', ' ')} model" for model, file in files.items())
+        return f"{put}, and load with a node *Load LoRA* for each model: {which}, {end}"
+    # What is one network in some checkpoints of a family is the first of two in others.
+    first = names.models.get("transformer")
+    where = f" (of two, on the {first.replace('_', ' ')} one)" if first else ""
+    return f"{put} and load it with the node *Load LoRA* on the base model{where}, {end}"
+
+
+def _loading(config: Arguments, lora: bool) -> str:
     evaluation = config.eval_args
     adapter_class = get_adapter_class(config.model_args.model_type)
     call = {

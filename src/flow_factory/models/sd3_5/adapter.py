@@ -5,7 +5,7 @@ Everything here is peculiar to SD3; the pipeline's own helpers do the work where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import (
 )
 from torch import Tensor
 
+from flow_factory.models.comfyui import LORA_KEYS, DiffusersNames
 from flow_factory.models.conditions import PromptCondition, Prompts, negative_texts
 from flow_factory.models.guidance import GuidanceSpec, guide_together
 from flow_factory.models.text_to_image import TextToImageAdapter
@@ -23,6 +24,8 @@ from flow_factory.samples import ComponentTimes, LatentState
 
 class SD3_5Adapter(TextToImageAdapter):
     """Text to image; latents [B, C, H / f, W / f] with the VAE's factor f; guidance batched in one forward."""
+
+    comfyui = DiffusersNames(LORA_KEYS)
 
     def load_pipeline(self) -> StableDiffusion3Pipeline:
         return self.load_diffusers(StableDiffusion3Pipeline)
@@ -79,13 +82,3 @@ class SD3_5Adapter(TextToImageAdapter):
             pooled_projections=cast("transformer", prompts.pooled),
             return_dict=False,
         )[0]
-
-    @classmethod
-    def comfyui_lora(cls, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """ComfyUI reads SD3's LoRAs under diffusers' own keys: nothing is renamed.
-
-        Its key map (`model_lora_keys_unet` in comfy/lora.py) has an entry `transformer.<module>` for every weight of
-        the MMDiT in diffusers' naming, which it calls the regular diffusers format of SD3, with the second attention
-        (`attn2`) of SD3.5-medium; `lora_A` and `lora_B` are read, and without an `.alpha` the scale is 1.
-        """
-        return dict(state)
