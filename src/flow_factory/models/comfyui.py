@@ -27,6 +27,12 @@ LORA_KEYS = "https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/lora.py
 """Where ComfyUI says under which keys it reads a LoRA."""
 
 
+def checkpoint_keys(converter: str) -> str:
+    """Where the names of a published checkpoint are documented: its converter in diffusers (a function's name)."""
+    path = "https://github.com/huggingface/diffusers/blob/main/src/diffusers/loaders/single_file_utils.py"
+    return f"{LORA_KEYS}, with the names in {path} ({converter})"
+
+
 class Factors(NamedTuple):
     """A LoRA's two matrices, with alpha folded in: it adds `up @ down` to the weight.
 

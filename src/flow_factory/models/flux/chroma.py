@@ -8,6 +8,7 @@ import torch
 from diffusers.pipelines.chroma.pipeline_chroma import ChromaPipeline
 from torch import Tensor
 
+from flow_factory.models.comfyui import LORA_KEYS, DiffusersNames
 from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.models.flux.packing import PackedLatentsAdapter, pack, unpack
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
@@ -17,6 +18,8 @@ from flow_factory.samples import ComponentTimes, LatentState
 
 class ChromaAdapter(PackedLatentsAdapter):
     """T5 tokens padded to one length; of the padding, the network reads the first token only."""
+
+    comfyui = DiffusersNames(LORA_KEYS, unread=("distilled_guidance_layer.",))
 
     def load_pipeline(self) -> ChromaPipeline:
         return self.load_diffusers(ChromaPipeline)

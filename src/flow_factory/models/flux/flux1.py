@@ -12,6 +12,7 @@ import torch
 from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 from torch import Tensor
 
+from flow_factory.models.comfyui import LORA_KEYS, DiffusersNames
 from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.models.flux.packing import PackedLatentsAdapter, pack, unpack
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
@@ -21,6 +22,8 @@ from flow_factory.samples import ComponentTimes, LatentState
 
 class Flux1Adapter(PackedLatentsAdapter):
     """Text to image with embedded guidance; T5 tokens are padded to one length, which the network reads unmasked."""
+
+    comfyui = DiffusersNames(LORA_KEYS)
 
     def load_pipeline(self) -> Any:
         return self.load_diffusers(FluxPipeline)

@@ -21,6 +21,7 @@ from torch import Tensor
 from flow_factory.errors import InputError
 from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.models.flux2 import check_layers
+from flow_factory.models.comfyui import Blocks, CheckpointNames, Fusion, checkpoint_keys
 from flow_factory.models.conditions import Prompts
 from flow_factory.models.flux.packing import flatten, unflatten
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
@@ -38,6 +39,32 @@ class Flux2FamilyAdapter(TextToImageAdapter):
 
     sample_class = I2ISample
     condition_class = ReferenceCondition
+    comfyui = CheckpointNames(
+        checkpoint_keys("convert_flux2_transformer_checkpoint_to_diffusers"),
+        (
+            Blocks(
+                "transformer_blocks",
+                "double_blocks",
+                {
+                    "attn.to_out.0": "img_attn.proj",
+                    "attn.to_add_out": "txt_attn.proj",
+                    "ff.linear_in": "img_mlp.0",
+                    "ff.linear_out": "img_mlp.2",
+                    "ff_context.linear_in": "txt_mlp.0",
+                    "ff_context.linear_out": "txt_mlp.2",
+                },
+                {
+                    "img_attn.qkv": Fusion(("attn.to_q", "attn.to_k", "attn.to_v")),
+                    "txt_attn.qkv": Fusion(("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")),
+                },
+            ),
+            Blocks(
+                "single_transformer_blocks",
+                "single_blocks",
+                {"attn.to_qkv_mlp_proj": "linear1", "attn.to_out": "linear2"},
+            ),
+        ),
+    )
 
     @torch.no_grad()
     def encode_inputs(

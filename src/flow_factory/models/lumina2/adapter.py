@@ -14,6 +14,7 @@ import torch
 from diffusers.pipelines.lumina2.pipeline_lumina2 import Lumina2Pipeline
 from torch import Tensor
 
+from flow_factory.models.comfyui import Blocks, CheckpointNames, Fusion, checkpoint_keys
 from flow_factory.models.conditions import PromptCondition, Prompts, negative_texts
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
 from flow_factory.models.shifted_grid import linear_sigmas, token_shift
@@ -23,6 +24,20 @@ from flow_factory.samples import ComponentTimes, LatentState
 
 class Lumina2Adapter(TextToImageAdapter):
     """Two forwards for guidance; prompts have a system prompt in front, negative prompts do not."""
+
+    comfyui = CheckpointNames(
+        checkpoint_keys("convert_lumina2_to_diffusers"),
+        tuple(
+            Blocks(
+                blocks,
+                blocks,
+                {"attn.to_out.0": "attention.out"}
+                | {f"feed_forward.linear_{i}": f"feed_forward.w{i}" for i in (1, 2, 3)},
+                {"attention.qkv": Fusion(("attn.to_q", "attn.to_k", "attn.to_v"), even=False)},  # fewer keys and values
+            )
+            for blocks in ("noise_refiner", "context_refiner", "layers")
+        ),
+    )
 
     def load_pipeline(self) -> Lumina2Pipeline:
         return self.load_diffusers(Lumina2Pipeline)

@@ -25,6 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from flow_factory.errors import InputError
+from flow_factory.models.comfyui import LORA_KEYS, DiffusersNames
 from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
 from flow_factory.models.images import to_bytes, to_pil, to_pixels
@@ -58,6 +59,7 @@ class QwenImage21Adapter(TextToImageAdapter):
 
     sample_class = I2ISample
     condition_class = SequenceCondition
+    comfyui = DiffusersNames(LORA_KEYS)
 
     def load_pipeline(self) -> QwenImage21Pipeline:
         return self.load_diffusers(QwenImage21Pipeline)

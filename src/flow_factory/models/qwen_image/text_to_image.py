@@ -14,6 +14,7 @@ import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 from torch import Tensor
 
+from flow_factory.models.comfyui import LORA_KEYS, DiffusersNames
 from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded
 from flow_factory.models.flux.packing import PackedLatentsAdapter, pack, unpack
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
@@ -27,6 +28,8 @@ _BUCKET = 64  # tokens
 
 class QwenImageAdapter(PackedLatentsAdapter):
     """Text to image; `guidance_scale` is what the pipeline calls `true_cfg_scale`."""
+
+    comfyui = DiffusersNames(LORA_KEYS)
 
     def load_pipeline(self) -> QwenImagePipeline:
         return self.load_diffusers(QwenImagePipeline)

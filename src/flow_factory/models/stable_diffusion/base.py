@@ -11,6 +11,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from flow_factory.errors import InputError
+from flow_factory.models.comfyui import LORA_KEYS, UnetNames
 from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.models.guidance import GuidanceSpec, guide_together
 from flow_factory.models.stable_diffusion import coordinates as flow
@@ -24,6 +25,8 @@ class StableDiffusionAdapter(TextToImageAdapter):
     The grid does not run from 1 to 0: it starts near 0.93 with the first timestep and ends where the scheduler's last
     step does (0.028 for the published checkpoints, whose schedulers do not set the last alpha to one).
     """
+
+    comfyui = UnetNames(LORA_KEYS)
 
     @abstractmethod
     def added_conditions(self, latents: Tensor, prompts: Prompts) -> dict[str, Tensor] | None:

@@ -12,12 +12,19 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from flow_factory.errors import InputError
+from flow_factory.models.comfyui import Blocks, CheckpointNames, checkpoint_keys
 from flow_factory.models.conditions import PromptCondition, Prompts
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.images import posterior_latents
 from flow_factory.models.latent_statistics import destandardise, standardise
 from flow_factory.models.video import VideoAdapter
 from flow_factory.samples import ComponentTimes, LatentState
+
+
+def _attention(own: str, theirs: str) -> dict[str, str]:
+    """ComfyUI's names of an attention's layers."""
+    layers = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"}
+    return {f"{own}.{layer}": f"{theirs}.{name}" for layer, name in layers.items()}
 
 
 class WanAdapter(VideoAdapter):
@@ -29,6 +36,25 @@ class WanAdapter(VideoAdapter):
 
     Texts are padded to one length, and the network reads the padding as zeros.
     """
+
+    comfyui = CheckpointNames(
+        checkpoint_keys("convert_wan_transformer_to_diffusers"),
+        (
+            Blocks(
+                "blocks",
+                "blocks",
+                {
+                    **_attention("attn1", "self_attn"),
+                    **_attention("attn2", "cross_attn"),
+                    "attn2.add_k_proj": "cross_attn.k_img",
+                    "attn2.add_v_proj": "cross_attn.v_img",
+                    "ffn.net.0.proj": "ffn.0",
+                    "ffn.net.2": "ffn.2",
+                },
+            ),
+        ),
+        models={"transformer": "high_noise", "transformer_2": "low_noise"},
+    )
 
     def frame_rate(self, generation: Any) -> float:
         return 24.0 if self.has_token_times else 16.0

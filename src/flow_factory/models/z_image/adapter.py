@@ -14,6 +14,7 @@ import torch
 from diffusers.pipelines.z_image.pipeline_z_image import ZImagePipeline, get_default_z_image_sigmas
 from torch import Tensor
 
+from flow_factory.models.comfyui import Blocks, CheckpointNames, Fusion, checkpoint_keys
 from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded, pad_texts
 from flow_factory.models.guidance import GuidanceSpec, guide_together
 from flow_factory.models.shifted_grid import token_shift
@@ -23,6 +24,20 @@ from flow_factory.samples import ComponentTimes, LatentState
 
 class ZImageAdapter(TextToImageAdapter):
     """Text to image; latents [B, C, H / f, W / f]; guidance batched in one forward."""
+
+    comfyui = CheckpointNames(
+        checkpoint_keys("convert_z_image_transformer_checkpoint_to_diffusers"),
+        tuple(
+            Blocks(
+                blocks,
+                blocks,
+                {"attention.to_out.0": "attention.out"}
+                | {f"feed_forward.w{i}": f"feed_forward.w{i}" for i in (1, 2, 3)},
+                {"attention.qkv": Fusion(("attention.to_q", "attention.to_k", "attention.to_v"))},
+            )
+            for blocks in ("noise_refiner", "context_refiner", "layers")
+        ),
+    )
 
     def load_pipeline(self) -> ZImagePipeline:
         return self.load_diffusers(ZImagePipeline)
