@@ -73,9 +73,9 @@ def test_the_model_card_sets_sizes_that_the_pipeline_takes_as_constants(edit: Be
         "pipeline_qwenimage_edit_plus.VAE_IMAGE_SIZE = 9216",
     ]
     adapter, default = type(edit.fresh), get_model_spec("qwen-image-edit-plus").generation_arguments()
-    assert adapter.call_setup(default) == ()
+    assert adapter.call_setup(4.0, default, (32, 48)) == ()
     with qwen_image_edit_plus.calling():  # puts the constants back
-        exec("\n".join(adapter.call_setup(config.eval_generation)), {})
+        exec("\n".join(adapter.call_setup(4.0, config.eval_generation, (32, 48))), {})
         assert pipeline_qwenimage_edit_plus.VAE_IMAGE_SIZE == 9216
 
 

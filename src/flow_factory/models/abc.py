@@ -247,8 +247,14 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         return {"guidance_scale": guidance_scale, **asdict(generation)}
 
     @classmethod
-    def call_setup(cls, generation: Any) -> tuple[str, ...]:
-        """Python statements to run before the pipeline's call, for own fields that none of its arguments can mean."""
+    def call_setup(cls, guidance_scale: float, generation: Any, size: tuple[int, int]) -> tuple[str, ...]:
+        """Python statements to run before the pipeline's call, for what none of its arguments can mean.
+
+        Args:
+            guidance_scale: As in `guidance`.
+            generation: The model-specific fields of `train:` or `eval:`.
+            size: Height and width in pixels.
+        """
         return ()
 
     @classmethod

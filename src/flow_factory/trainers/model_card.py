@@ -146,7 +146,8 @@ def _loading(config: Arguments, lora: bool) -> str:
         given = f"path/to/{_base_name(config)}" if _is_local(name) else name
         lines += ["", f'pipeline = {loader}.from_pretrained("{given}")']
     lines += _load_lora(config.model_args.components) if lora else []
-    lines += adapter_class.call_setup(config.eval_generation)
+    height, width = evaluation.resolution
+    lines += adapter_class.call_setup(evaluation.guidance_scale, config.eval_generation, (height, width))
     made = f'pipeline(prompt="a prompt", {", ".join(arguments)})'
     if is_video:
         lines += [f"frames = {made}.frames[0]"]

@@ -142,7 +142,8 @@ def _make(
     final = next(iter(sample.trajectory.states.values()))
     latents = next(tensor for _, tensor in final.items())
     torch_seed = derive_seed(key.seed, Purpose.INITIAL, cycle=key.cycle, group_id=key.group_id, member=key.member)
-    call = _pipeline_call(config, adapter, choice, plan)
+    scale = setup.eval_guidance_scale(config, choice.source)
+    call = _pipeline_call(config, adapter, choice, plan, scale)
     return Picture(
         choice,
         variant,
@@ -151,14 +152,13 @@ def _make(
         torch_seed,
         call,
         _precision(config, adapter),
-        adapter.call_setup(config.eval_generation),
+        adapter.call_setup(scale, config.eval_generation, (plan.height, plan.width)),
     )
 
 
 def _pipeline_call(
-    config: Arguments, adapter: BaseAdapter[Any], choice: PromptChoice, plan: RolloutPlan
+    config: Arguments, adapter: BaseAdapter[Any], choice: PromptChoice, plan: RolloutPlan, scale: float
 ) -> dict[str, Any]:
-    scale = setup.eval_guidance_scale(config, choice.source)
     call = {
         "prompt": choice.prompt,
         **adapter.size_arguments(plan.height, plan.width),

@@ -48,7 +48,7 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
         return {name: value for name, value in arguments.items() if name not in _CONSTANTS}
 
     @classmethod
-    def call_setup(cls, generation: Any) -> tuple[str, ...]:
+    def call_setup(cls, guidance_scale: float, generation: Any, size: tuple[int, int]) -> tuple[str, ...]:
         given, default = asdict(generation), asdict(type(generation)())
         changed = [
             f"{_MODULE}.{c} = {given[field]}" for field, c in _CONSTANTS.items() if given[field] != default[field]
