@@ -18,7 +18,7 @@ MIN_TILE = 128  # pixels; smaller pictures are enlarged by whole factors, so tha
 MAX_TILE = 512
 _GAP = 10
 _FONT_SIZE = 13
-_LINE_HEIGHT = 17
+LINE_HEIGHT = 17
 _CAPTION_LINES = 3
 # Tried in this order for captions in scripts that Pillow's own font does not draw.
 _WIDE_FONTS = (
@@ -30,7 +30,10 @@ _WIDE_FONTS = (
     "Arial Unicode.ttf",
     "DejaVuSans.ttf",
 )
-_BACKGROUND, _INK, _SOFT_INK = (255, 255, 255), (20, 20, 20), (90, 90, 90)
+Rows = Sequence[tuple[str, Sequence[Tensor | Image.Image | None]]]
+"""Title and pictures of each row of a sheet; None leaves a place empty."""
+
+BACKGROUND, SOFT_INK, _INK = (255, 255, 255), (90, 90, 90), (20, 20, 20)
 
 
 def to_pil(image: Tensor | Image.Image) -> Image.Image:
@@ -73,10 +76,11 @@ def save_grid(
 
 
 def save_comparison(
-    rows: Sequence[tuple[str, Sequence[Tensor | Image.Image]]],
+    rows: Rows,
     captions: Sequence[str] | None,
     path: str | os.PathLike[str],
     columns: int = 8,
+    max_tile: int = MAX_TILE,
 ) -> None:
     """Saves rows of pictures that belong together one under the other, such as before and after training.
 
@@ -85,18 +89,20 @@ def save_comparison(
         captions: One text per column, written beneath it.
         path: Target PNG file; its folder is created.
         columns: Pictures side by side; more go on in another block of rows below.
+        max_tile: Height and width in pixels from which pictures are made smaller.
 
     Raises:
         ValueError: If the rows or the captions differ in length, or are empty.
     """
-    _save_blocks(rows, captions, path, columns)
+    _save_blocks(rows, captions, path, columns, max_tile)
 
 
 def _save_blocks(
-    rows: Sequence[tuple[str, Sequence[Tensor | Image.Image]]],
+    rows: Rows,
     captions: Sequence[str] | None,
     path: str | os.PathLike[str],
     columns: int,
+    max_tile: int = MAX_TILE,
 ) -> None:
     count = len(rows[0][1]) if rows else 0
     if count == 0 or any(len(images) != count for _, images in rows):
@@ -105,66 +111,80 @@ def _save_blocks(
         raise ValueError(f"{len(captions)} captions for {count} pictures")
     if columns < 1:
         raise ValueError(f"columns is {columns}; it must be at least 1")
-    tiles = _scaled([[to_pil(image) for image in images] for _, images in rows])
-    width = max(tile.width for row in tiles for tile in row)
-    height = max(tile.height for row in tiles for tile in row)
+    tiles = _scaled([[None if image is None else to_pil(image) for image in images] for _, images in rows], max_tile)
+    width = max(tile.width for row in tiles for tile in row if tile is not None)
+    row_heights = [max((tile.height for tile in row if tile is not None), default=0) for row in tiles]
+    row_tops = [sum(row_heights[:number]) + number * _GAP for number in range(len(tiles) + 1)]
     columns = math.ceil(count / math.ceil(count / columns))  # the last block is about as wide as the others
 
     titles = [title for title, _ in rows]
-    font = _font_for([*titles, *(captions or ())])
+    font = font_for([*titles, *(captions or ())])
     margin = max((math.ceil(font.getlength(title)) for title in titles), default=0)
     left = _GAP + (margin + _GAP if margin else 0)
     wrapped = [_wrap(caption, font, width) for caption in captions] if captions is not None else [[]] * count
 
     # Heights of the blocks: each is all rows of up to `columns` pictures, with its longest caption beneath.
     blocks = [range(start, min(start + columns, count)) for start in range(0, count, columns)]
-    caption_heights = [max(len(wrapped[i]) for i in block) * _LINE_HEIGHT for block in blocks]
-    heights = [len(rows) * (height + _GAP) + (caption + _GAP if caption else 0) for caption in caption_heights]
-    sheet = Image.new("RGB", (left + columns * (width + _GAP), _GAP + sum(heights)), _BACKGROUND)
+    caption_heights = [max(len(wrapped[i]) for i in block) * LINE_HEIGHT for block in blocks]
+    heights = [row_tops[-1] + (caption + _GAP if caption else 0) for caption in caption_heights]
+    sheet = Image.new("RGB", (left + columns * (width + _GAP), _GAP + sum(heights)), BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     top = _GAP
     for block, block_height in zip(blocks, heights, strict=True):
         for number, (title, row) in enumerate(zip(titles, tiles, strict=True)):
-            y = top + number * (height + _GAP)
+            y, height = top + row_tops[number], row_heights[number]
             if title:
-                draw.text((_GAP, y + height // 2), title, fill=_SOFT_INK, font=font, anchor="lm")
+                draw.text((_GAP, y + height // 2), title, fill=SOFT_INK, font=font, anchor="lm")
             for column, index in enumerate(block):
                 tile = row[index]
+                if tile is None:
+                    continue
                 x = left + column * (width + _GAP)
-                sheet.paste(tile, (x + (width - tile.width) // 2, y + (height - tile.height) // 2))
+                indent = (width - tile.width) // 2 if columns > 1 else 0
+                sheet.paste(tile, (x + indent, y + (height - tile.height) // 2))
         for column, index in enumerate(block):
             for line_number, line in enumerate(wrapped[index]):
-                y = top + len(rows) * (height + _GAP) - _GAP // 2 + line_number * _LINE_HEIGHT
+                y = top + row_tops[-1] - _GAP // 2 + line_number * LINE_HEIGHT
                 draw.text((left + column * (width + _GAP), y), line, fill=_INK, font=font)
         top += block_height
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_bytes(target, png_bytes(sheet))
+
+
+def png_bytes(picture: Tensor | Image.Image) -> bytes:
+    """A picture as a PNG file; tensors as in `to_pil`."""
     buffer = io.BytesIO()
-    sheet.save(buffer, format="PNG", optimize=False)
-    atomic_write_bytes(target, buffer.getvalue())
+    to_pil(picture).save(buffer, format="PNG", optimize=False)
+    return buffer.getvalue()
 
 
-def _scaled(rows: list[list[Image.Image]]) -> list[list[Image.Image]]:
-    """Enlarges small pictures by whole factors and shrinks large ones, all by the same factor."""
-    longest = max(max(image.size) for row in rows for image in row)
-    if longest < MIN_TILE:
-        factor = math.ceil(MIN_TILE / longest)
-        return [
-            [im.resize((im.width * factor, im.height * factor), Image.Resampling.NEAREST) for im in r] for r in rows
-        ]
-    if longest > MAX_TILE:
-        scale = MAX_TILE / longest
-        return [
-            [
-                im.resize((max(1, round(im.width * scale)), max(1, round(im.height * scale))), Image.Resampling.LANCZOS)
-                for im in row
-            ]
-            for row in rows
-        ]
-    return rows
+def resized(image: Image.Image, longest: int, max_tile: int, min_tile: int = MIN_TILE) -> Image.Image:
+    """Enlarges a small picture by a whole factor, and shrinks a large one.
+
+    Args:
+        image: The picture.
+        longest: Longest side in pixels of all pictures that are scaled alike.
+        max_tile: What `longest` may become at most.
+        min_tile: What it becomes at least.
+    """
+    if longest < min_tile:
+        factor = math.ceil(min_tile / longest)
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    if longest > max_tile:
+        scale = max_tile / longest
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        return image.resize(size, Image.Resampling.LANCZOS)
+    return image
 
 
-def _font_for(texts: Sequence[str]) -> Any:
+def _scaled(rows: list[list[Image.Image | None]], max_tile: int) -> list[list[Image.Image | None]]:
+    """All pictures, resized by the same factor."""
+    longest = max(max(image.size) for row in rows for image in row if image is not None)
+    return [[None if image is None else resized(image, longest, max_tile) for image in row] for row in rows]
+
+
+def font_for(texts: Sequence[str]) -> Any:
     """Pillow's own font, or a system font with more scripts where a text needs one and it is there."""
     if any(ord(letter) > 0x24F and letter.isalpha() for text in texts for letter in text):
         for name in _WIDE_FONTS:
