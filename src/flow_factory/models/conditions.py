@@ -71,11 +71,7 @@ class PromptCondition(Condition):
             InputError: If they were not encoded.
         """
         if self.negative_prompt_embeds is None:
-            raise InputError(
-                "guidance needs negative conditions, but these prompts were encoded without them. Encode with "
-                "need_negative=True; a trainer that optimises with more guidance than it samples with overrides "
-                "get_preprocess_guidance_scale()."
-            )
+            raise negatives_missing()
         return Prompts(self.negative_prompt_embeds, self.negative_pooled_prompt_embeds, self.negative_prompt_mask)
 
     @cached_property
@@ -91,6 +87,15 @@ class PromptCondition(Condition):
         embeds, pooled, mask = (None if n is None or p is None else _join(n, p) for n, p in pairs)
         assert embeds is not None
         return Prompts(embeds, pooled, mask)
+
+
+def negatives_missing() -> InputError:
+    """What to raise where guidance asks for negative prompts that were not encoded."""
+    return InputError(
+        "guidance needs negative conditions, but these prompts were encoded without them. Encode with "
+        "need_negative=True; a trainer that optimises with more guidance than it samples with overrides "
+        "get_preprocess_guidance_scale()."
+    )
 
 
 def pad_texts(texts: Sequence[Tensor]) -> Prompts:
