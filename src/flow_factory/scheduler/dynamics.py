@@ -223,6 +223,9 @@ def transition_moments(
         if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != batch):
             raise ValueError(f"{name} has shape {tuple(value.shape)}; expected ({batch},), one value per row.")
         rows[name] = value.to(x.device).expand(batch)
+    dynamics = parse_dynamics(dynamics)
+    if isinstance(noise_level, float) and noise_level == 0.0:
+        dynamics = Dynamics.ODE  # the same step, without a kernel that no row uses
     c = transition_coefficients(dynamics, rows["sigma"], rows["sigma_next"], rows["noise_level"], rows.get("index"))
 
     shape = (batch,) + (1,) * (x.dim() - 1)
