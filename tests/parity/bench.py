@@ -94,6 +94,11 @@ class Bench:
         return adapter
 
     @cached_property
+    def stirred_latents(self) -> dict[str, Tensor]:
+        """What it makes under the last setting, in the pipeline's layout."""
+        return self.latents(self.roll(self.stirred, self.case.settings[-1], solver="pipeline", decode=False))
+
+    @cached_property
     def full(self) -> BaseAdapter[Any]:
         """An adapter in full fine-tuning. Not to be changed."""
         return self.adapter({"model.finetune_type": "full"})
@@ -213,11 +218,12 @@ class Bench:
             return self._results[key][0]
         if self.case.alone and len(rows) > 1:
             single = [self.reference(setting, output_type, (row,), steps, pipeline) for row in rows]
-            return torch.cat(single) if output_type == "latent" else [picture for one in single for picture in one]
+            return _joined(single)
         arguments: dict[str, Any] = {"prompt": [self.case.prompts[i] for i in rows]}
         if self.case.takes_negative:
             arguments["negative_prompt"] = [self.case.negatives[i] or "" for i in rows]
         arguments |= self.case.media_call([self.case.media[i] for i in rows])
+        self.case.prepare(used, setting)
         with self.case.calling():
             output = used(
                 **arguments,
@@ -252,6 +258,15 @@ class Bench:
         if self.case.euler is not None:
             return self.case.euler(scheduler)
         return scheduler if type(scheduler) is FlowMatchEulerDiscreteScheduler else EulerOn().copy_grid(scheduler)
+
+
+def _joined(results: Sequence[Any]) -> Any:
+    """The results of single calls as one of all their rows: latents, latents by component, or lists of media."""
+    if isinstance(results[0], Tensor):
+        return torch.cat(list(results))
+    if isinstance(results[0], Mapping):
+        return {name: torch.cat([one[name] for one in results]) for name in results[0]}
+    return [item for one in results for item in one]
 
 
 def set_path(mapping: dict[str, Any], path: str, value: Any) -> None:

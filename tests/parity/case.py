@@ -58,6 +58,13 @@ def video_frames(out: Any) -> Any:
     return out.frames
 
 
+def video_with_sound(out: Any) -> Any:
+    """The result of a joint pipeline, for `Case.output`: latents by component, or (frames, waveform) of each row."""
+    if isinstance(out.frames, Tensor):
+        return {"video": out.frames, "audio": out.audio}
+    return list(zip(out.frames, out.audio, strict=True))
+
+
 def _scheduler_grid(scheduler: Any) -> tuple[Tensor, Tensor]:
     return scheduler.sigmas, scheduler.timesteps
 
@@ -68,6 +75,10 @@ def _through_vae(pipeline: Any, pixels: Tensor) -> Tensor:
 
 def _load_lora(pipeline: Any, file: Path) -> None:
     pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
+
+
+def _load_comfyui(pipeline: Any, files: Mapping[str, Path]) -> None:
+    _load_lora(pipeline, files[""])
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class Case:
         prompts, negatives: One per row, of different lengths; a negative may be None.
         media: Condition media of each row by slot; none for models of text alone.
         media_call: The same for some rows as arguments of `pipeline(...)`.
+        prepare: Called with the pipeline and the setting before each call, for what no argument says: a guider's scale.
         calling: Entered around each call of `pipeline(...)`, for fields that it has as constants of its module.
         takes_negative: Whether `pipeline(...)` has a negative prompt.
         layout: Named latents as `pipeline(output_type="latent")` returns them, from what the adapter decodes.
@@ -100,6 +112,7 @@ class Case:
         uncovered: Patterns (fullmatch) of linear layers inside blocks that are left alone on purpose.
         autoencode: The VAE alone: decoded pixels [B, C, (F,) H, W] from pixels, with the posterior's mode between.
         load_lora: Loads an exported LoRA, of which the main file is given, into a pipeline.
+        load_comfyui: Loads a LoRA of ComfyUI's names into a pipeline, from its files by the model they are for.
         train: Changes to the configuration of trainer cycles, as dotted paths.
         components: What is trained.
         alone: The pipeline's rows depend on their batch (on the longest text); its reference is single calls.
@@ -121,6 +134,7 @@ class Case:
     negatives: Sequence[str | None] = (None, "blur", "blur")
     media: Sequence[Media] = ({}, {}, {})
     media_call: Callable[[Sequence[Media]], dict[str, Any]] = lambda rows: {}
+    prepare: Callable[[Any, Setting], None] = lambda pipeline, setting: None
     calling: Callable[[], AbstractContextManager[Any]] = nullcontext
     takes_negative: bool = True
     layout: Callable[[Any, LatentState], dict[str, Tensor]] = _only
@@ -131,6 +145,7 @@ class Case:
     uncovered: tuple[str, ...] = ()
     autoencode: Callable[[Any, Tensor], Tensor] = _through_vae
     load_lora: Callable[[Any, Path], None] = _load_lora
+    load_comfyui: Callable[[Any, Mapping[str, Path]], None] = _load_comfyui
     train: Mapping[str, Any] = field(default_factory=dict)
     components: tuple[str, ...] = ("transformer",)
     alone: bool = False

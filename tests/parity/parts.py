@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
+from safetensors.torch import load_file
 from tokenizers.pre_tokenizers import ByteLevel
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -58,6 +60,24 @@ def initialise(module: nn.Module, label: str) -> None:
             parameter.copy_(1.0 + 0.1 * noise)
         else:
             parameter.copy_(0.1 * noise)
+
+
+def add_to_weights(convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Callable[..., None]:
+    """A `Case.load_comfyui` for names that diffusers reads in checkpoints but not in LoRAs.
+
+    Args:
+        convert: From a checkpoint's weights to those of diffusers; given what the LoRA adds to them.
+    """
+
+    def load(pipeline: Any, files: Mapping[str, Path]) -> None:
+        lora = {key.removeprefix("diffusion_model."): value for key, value in load_file(files[""]).items()}
+        modules = [key.removesuffix(".lora_A.weight") for key in lora if key.endswith(".lora_A.weight")]
+        added = convert({f"{m}.weight": lora[f"{m}.lora_B.weight"] @ lora[f"{m}.lora_A.weight"] for m in modules})
+        weights = pipeline.transformer.state_dict()
+        for name, value in added.items():
+            weights[name] += value
+
+    return load
 
 
 def clip_text_model(width: int, vocabulary: int) -> CLIPTextModel:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import diffusers
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from flow_factory.contracts import Modality
 from flow_factory.data_utils.condition_cache import ConditionCache
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord
 from flow_factory.distributed import Comm
+from flow_factory.errors import InputError
 from flow_factory.models import images, videos
+from flow_factory.models.comfyui import DiffusersNames
 from tests.models.support import generators, stir
 from tests.parity.bench import SEEDS, Bench
 from tests.parity.test_sampling import assert_latents, named
@@ -28,8 +32,7 @@ def test_exported_lora_is_the_same_in_plain_diffusers(bench: Bench, tmp_path: Pa
     pipeline = bench.load_pipeline()
     bench.case.load_lora(pipeline, file)
     after = bench.reference(setting, pipeline=pipeline)
-    own = bench.latents(bench.roll(bench.stirred, setting, solver="pipeline", decode=False))
-    assert_latents(own, after, "with the exported LoRA")
+    assert_latents(bench.stirred_latents, after, "with the exported LoRA")
     before = named(bench.reference(setting))
     assert max(float((named(after)[n] - before[n]).abs().max()) for n in before) > 1e-2, "the LoRA does nothing"
 
@@ -45,6 +48,37 @@ def test_names_of_exported_weights(bench: Bench, tmp_path: Path) -> None:
     modules = committed.read_text().split()
     assert sorted(state) == sorted(f"{m}.lora_{side}.weight" for m in modules for side in "AB")
     assert all(t.dtype == torch.float32 and float(t.abs().max()) > 0 for t in state.values())
+
+
+def test_lora_for_comfyui(bench: Bench, tmp_path: Path) -> None:
+    """Committed keys, whose source the list's first line cites. In diffusers it does what diffusers' own file does."""
+    adapter_class = type(bench.stirred)
+    state = load_file(bench.stirred.export_lora(tmp_path))
+    names = adapter_class.comfyui
+    if names is None:
+        with pytest.raises(InputError, match="Use --format diffusers"):
+            adapter_class.comfyui_lora(state)
+        return
+    contents = adapter_class.comfyui_lora(state)
+    committed = KEYS / f"{bench.case.name}.comfyui.txt"
+    assert committed.is_file(), f"python -m tests.parity.write_lora_keys {bench.case.name}"
+    assert committed.read_text().splitlines() == comfyui_list(names.source, contents)
+    if isinstance(names, DiffusersNames):  # the very file that is loaded above
+        assert contents[""].keys() == state.keys() and all(torch.equal(contents[""][key], state[key]) for key in state)
+        return
+    files = {model: tmp_path / f"comfyui_{model}.safetensors" for model in contents}
+    for model, file in files.items():
+        save_file(contents[model], file)
+    pipeline = bench.load_pipeline()
+    bench.case.load_comfyui(pipeline, files)
+    after = bench.reference(bench.case.settings[-1], pipeline=pipeline)
+    assert_latents(bench.stirred_latents, after, "with the LoRA for ComfyUI")
+
+
+def comfyui_list(source: str, contents: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """The lines of a committed list; the keys of several files have the model they are for in front."""
+    keys = [f"{model}/{key}" if model else key for model, content in contents.items() for key in content]
+    return [f"# {source}", *sorted(keys)]
 
 
 def test_full_weights_are_saved_and_loaded(bench: Bench, tmp_path: Path) -> None:

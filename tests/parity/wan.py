@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ def parts(residual: bool = False, **network: Any) -> dict[str, Any]:
         "scheduler": scheduler(),
         "transformer": transformer(**network),
     }
+
+
+def load_comfyui(pipeline: Any, files: Mapping[str, Path]) -> None:
+    """Loads the LoRAs of two experts in ComfyUI's names."""
+    for model, file in files.items():
+        second = {"load_into_transformer_2": True} if model == "low_noise" else {}
+        pipeline.load_lora_weights(str(file.parent), weight_name=file.name, **second)
 
 
 def load_both(pipeline: Any, file: Path) -> None:

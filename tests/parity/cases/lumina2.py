@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from diffusers import FlowMatchEulerDiscreteScheduler, Lumina2Pipeline, Lumina2Transformer2DModel
+from diffusers.loaders.single_file_utils import convert_lumina2_to_diffusers
+from torch import Tensor
 from transformers import Gemma2Config, Gemma2Model
 
 from tests.parity.case import Case, Setting
-from tests.parity.parts import autoencoder, qwen_text_config, qwen_tokenizer, seeded
+from tests.parity.parts import add_to_weights, autoencoder, qwen_text_config, qwen_tokenizer, seeded
 
 
 def build() -> Lumina2Pipeline:
@@ -34,6 +36,16 @@ def build() -> Lumina2Pipeline:
     )
 
 
+def from_checkpoint(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Diffusers' converter, which splits q, k and v at the published widths only, and at the tiny network's here."""
+    qkv = {name: weights.pop(name) for name in list(weights) if ".attention.qkv." in name}
+    converted = convert_lumina2_to_diffusers(weights)
+    for name, weight in qkv.items():
+        parts = zip("qkv", weight.split([32, 16, 16]), strict=True)
+        converted |= {name.replace("attention.qkv", f"attn.to_{part}"): value for part, value in parts}
+    return converted
+
+
 CASES = [
     Case(
         key="lumina2",
@@ -51,6 +63,7 @@ CASES = [
         generation={"max_sequence_length": 40, "system_prompt": "draw"},
         call={"max_sequence_length": 40, "system_prompt": "draw"},
         size=(96, 64),
+        load_comfyui=add_to_weights(from_checkpoint),
         wrapped=(2 + 1 + 1) * 7,
     )
 ]

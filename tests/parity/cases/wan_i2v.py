@@ -13,7 +13,7 @@ from flow_factory.samples import Media
 from tests.parity.case import Case, Setting, cfg_settings, video_frames
 from tests.parity.media import picture, pictures
 from tests.parity.parts import seeded
-from tests.parity.wan import BLOCKS, CHANNELS, LAYERS, load_both, parts, transformer
+from tests.parity.wan import BLOCKS, CHANNELS, LAYERS, load_both, load_comfyui, parts, transformer
 
 FIELDS: dict[str, Any] = {"num_frames": 5, "max_sequence_length": 10}
 WITH_IMAGE = {**FIELDS, "max_sequence_length": UMT5_TOKENS}
@@ -112,6 +112,7 @@ CASES = [
         alone=True,
         output=video_frames,
         load_lora=load_both,
+        load_comfyui=load_comfyui,
         wrapped=2 * BLOCKS * LAYERS,
         components=("transformer", "transformer_2"),
     ),

@@ -8,7 +8,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 
 from tests.parity.case import Case, Setting, cfg_settings, video_frames
 from tests.parity.parts import seeded
-from tests.parity.wan import BLOCKS, LAYERS, load_both, parts, transformer
+from tests.parity.wan import BLOCKS, LAYERS, load_both, load_comfyui, parts, transformer
 
 FIELDS: dict[str, Any] = {"num_frames": 5, "max_sequence_length": 10}
 
@@ -49,6 +49,7 @@ CASES = [
         varied={"guidance_scale_2": 6.0},
         output=video_frames,
         load_lora=load_both,
+        load_comfyui=load_comfyui,
         wrapped=2 * BLOCKS * LAYERS,
         components=("transformer", "transformer_2"),
     ),

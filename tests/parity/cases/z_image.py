@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
+from diffusers.loaders.single_file_utils import convert_z_image_transformer_checkpoint_to_diffusers
 from transformers import Qwen3Config, Qwen3Model
 
 from tests.parity.case import Case, Setting
-from tests.parity.parts import autoencoder, qwen_text_config, qwen_tokenizer, seeded
+from tests.parity.parts import add_to_weights, autoencoder, qwen_text_config, qwen_tokenizer, seeded
 
 
 def build() -> ZImagePipeline:
@@ -50,6 +51,7 @@ CASES = [
         call={"max_sequence_length": 96},
         schedulers={"dynamic shift": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)},
         wrapped=(2 + 1 + 1) * 7,
+        load_comfyui=add_to_weights(convert_z_image_transformer_checkpoint_to_diffusers),
         uncovered=(r".*\.adaLN_modulation\.\d",),
     )
 ]
