@@ -4,8 +4,9 @@ ComfyUI holds a network in the layout in which its authors published it, and rea
 comfy/lora.py) under one of three kinds of keys, each a class here:
 
 * `DiffusersNames`: diffusers' own names, for families of which it has a map to its own layout;
-* `CheckpointNames`: the names of that layout, which it reads for every family. Where the layout has q, k and v as one
-  weight, their LoRAs become one of three times the rank (`fuse`), which adds the same matrix;
+* `CheckpointNames`: the names of that layout, which it reads for every family, and which every version reads that knows
+  the family (maps of diffusers' names came later, and grew: that of Z-Image had no refiners at first). Where the layout
+  has q, k and v as one weight, their LoRAs become one of three times the rank (`fuse`), which adds the same matrix;
 * `UnetNames`: diffusers' names with underscores, for UNets.
 
 A key that it does not know is dropped with a line in its log. So a module without a known name is an error here.
