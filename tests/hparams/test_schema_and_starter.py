@@ -132,6 +132,11 @@ def test_schema_knows_types_bounds_and_short_forms() -> None:
 @pytest.mark.parametrize("trainer", BUILTIN_TRAINERS)
 @pytest.mark.parametrize("model", BUILTIN_MODELS)
 def test_starter_loads_and_shows_the_true_defaults(tmp_path: Path, trainer: str, model: str) -> None:
+    limit = get_model_spec(model).max_batch
+    if limit is not None and get_training_args_class(trainer).smallest_micro_batch > limit:
+        with pytest.raises(InputError, match=f"{trainer!r} compares 2 samples in one forward.*at most {limit}"):
+            starter_config(trainer, model)
+        return
     text = starter_config(trainer, model)
     (tmp_path / "starter.yaml").write_text(text)
     config = load_config(tmp_path / "starter.yaml")

@@ -12,10 +12,13 @@ from flow_factory.hparams.arguments import OPTIMIZER_SHORT_FORM, Arguments
 from flow_factory.hparams.decoupled_checks import check_decoupled, check_decoupled_geometry
 from flow_factory.hparams.errors import Path, Problem, nearest
 from flow_factory.hparams.geometry import find_geometry
-from flow_factory.hparams.training_args import TrainingArguments
+from flow_factory.hparams.models import ModelSpec
+from flow_factory.hparams.training_args import CommonTrainingArguments, TrainingArguments
 from flow_factory.registry import Registry, load_plugins
 
 _KNOWN_POLICY_LOSSES = ("grpo", "grpo-guard", "dppo", "gspo", "reinforce")
+# The fields of `train:` that hold a guidance scale.
+_GUIDANCE_FIELDS = ("guidance_scale", "kl_cfg", "kl_guidance_scale")
 # These compare with earlier cycles, so a group may have a single member.
 _WITHOUT_GROUPS = ("reinforce", "per_prompt")
 _KNOWN_AGGREGATIONS = ("sum", "gdpo", "rloo", "best_of", "rank", "reinforce", "per_prompt")
@@ -42,6 +45,7 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
     check.function_fields()
     check.rewards()
     check.guidance()
+    check.model_limits()
     check.processes()
     check.length()
     check.optimizers()
@@ -59,11 +63,25 @@ def cross_check(config: Arguments, given: Mapping[str, set[str]], problems: list
 def guided_scales(config: Arguments) -> dict[Path, float]:
     """The fields that ask for guidance, with their values."""
     scales: dict[Path, float] = {
-        ("train", name): getattr(config.training_args, name, None) or 1.0
-        for name in ("guidance_scale", "kl_cfg", "kl_guidance_scale")
+        ("train", name): getattr(config.training_args, name, None) or 1.0 for name in _GUIDANCE_FIELDS
     }
     scales["eval", "guidance_scale"] = config.eval_args.guidance_scale
     return {path: scale for path, scale in scales.items() if scale > 1}
+
+
+def unguided(section: type) -> dict[str, float]:
+    """What turns guidance off where a section's defaults ask for it: field name to 1."""
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(section) if entry.init}
+    scales = {name: defaults.get(name) for name in _GUIDANCE_FIELDS}
+    return {name: 1.0 for name, scale in scales.items() if isinstance(scale, float) and scale > 1}
+
+
+def rows_too_few(trainer: str, training: type[CommonTrainingArguments], spec: ModelSpec) -> str:
+    """What to say of a trainer whose forwards have more rows than the model takes."""
+    return (
+        f"trainer {trainer!r} compares {training.smallest_micro_batch} samples in one forward, but model {spec.key!r} "
+        f"takes at most {spec.max_batch}; use another trainer, such as nft or grpo."
+    )
 
 
 def check_world_size(config: Arguments, world_size: int) -> None:
@@ -107,11 +125,13 @@ class _Checker:
                 f"0 makes every step deterministic, but trainer {args.trainer_type!r} needs transition densities; use "
                 f"for instance 0.7.",
             )
-        steps = args.num_inference_steps
+        uncounted = self.config.spec.uncounted_steps
+        steps = args.num_inference_steps - uncounted
         if steps < 2:
             self.add(
                 ("train", "num_inference_steps"),
-                f"is {steps}; the last step is never stochastic, so trainer {args.trainer_type!r} needs at least 2.",
+                f"is {args.num_inference_steps}; the last step is never stochastic, so trainer {args.trainer_type!r} "
+                f"needs at least {2 + uncounted}.",
             )
             return
         late = [index for index in scheduler.sde_steps or [] if index > steps - 2]
@@ -231,6 +251,33 @@ class _Checker:
             return
         for path, scale in guided_scales(self.config).items():
             self.add(path, f"is {scale}, but model {self.config.spec.key!r} has no guidance; use 1.")
+
+    def model_limits(self) -> None:
+        """Rows of a forward, and the fewest steps, that the model has."""
+        config, spec = self.config, self.config.spec
+        if spec.max_batch is not None:
+            sections = {"train": self.args.per_device_batch_size}
+            if config.eval_args.eval_freq:
+                sections["eval"] = config.eval_args.per_device_batch_size
+            for section, batch in sections.items():
+                if batch > spec.max_batch:
+                    self.add(
+                        (section, "per_device_batch_size"),
+                        f"is {batch}, but a forward of model {spec.key!r} takes at most {spec.max_batch} "
+                        f"{'row' if spec.max_batch == 1 else 'rows'}; use {spec.max_batch}.",
+                    )
+            if spec.max_batch < self.args.smallest_micro_batch:
+                self.add(("train", "trainer_type"), rows_too_few(config.trainer_key, type(self.args), spec))
+        steps = {"train": getattr(self.args, "num_inference_steps", None)}
+        if config.eval_args.eval_freq:
+            steps["eval"] = config.eval_args.num_inference_steps
+        for section, number in steps.items():
+            if number is not None and number <= spec.uncounted_steps:
+                self.add(
+                    (section, "num_inference_steps"),
+                    f"is {number}, of which model {spec.key!r} takes {spec.uncounted_steps} less; use at least "
+                    f"{spec.uncounted_steps + 1}.",
+                )
 
     def processes(self) -> None:
         """Processes and machines."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import SECTIONS, Arguments, LauncherArguments
-from flow_factory.hparams.cross_checks import cross_check
+from flow_factory.hparams.cross_checks import cross_check, unguided
 from flow_factory.hparams.data_args import DataArguments
 from flow_factory.hparams.errors import ConfigError, Problem, nearest
 from flow_factory.hparams.model_args import ModelArguments
@@ -107,10 +107,13 @@ class _Builder:
         scheduler = self._plain("scheduler", SchedulerArguments)
         log = self._plain("log", LogArguments)
         acceleration = self._plain("acceleration", AccelerationArguments)
-        if spec is not None and spec.guidance == "none" and "guidance_scale" not in train_values:
-            train_values = {**train_values, "guidance_scale": 1.0} if training_class else train_values
+        given_eval = self._section("eval")
+        if spec is not None and spec.guidance == "none" and training_class is not None:
+            train_values = {**unguided(training_class), **train_values}
+            if "guidance_scale" not in field_types(training_class):
+                given_eval |= {n: v for n, v in unguided(EvaluationArguments).items() if given_eval.get(n) is None}
         train, train_generation = self._train(training_class, spec, train_values)
-        eval_values = self._inherit(self._section("eval"), train, train_generation, spec)
+        eval_values = self._inherit(given_eval, train, train_generation, spec)
         evaluation, eval_generation = self._split("eval", EvaluationArguments, spec, eval_values)
         rewards = self._rewards("rewards")
         eval_rewards = self._rewards("eval_rewards") if self.values.get("eval_rewards") is not None else None

@@ -73,7 +73,7 @@ def _lacking(config: Arguments, folder: Path | None) -> Iterator[Problem]:
     """Components that are to be trained, and that the checkpoint does not have."""
     if folder is None:
         return
-    index = _read_json(folder / "model_index.json")
+    index = _read_json(folder / config.spec.index_file)
     missing = [name for name in config.model_args.components if not _present(index, name, folder)]
     if missing:
         path = ("model", "target_components")
@@ -121,9 +121,7 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
     Raises:
         InputError: Naming the folder, what was found and what is expected.
     """
-    index_file = folder / "model_index.json"
-    if not index_file.is_file():
-        raise InputError(f"{folder} has no model_index.json, so it is not a diffusers pipeline folder.")
+    index_file = _index_file(folder, spec)
     index = _read_json(index_file)
     if not isinstance(index, dict) or not isinstance(index.get("_class_name"), str):
         raise InputError(f"{index_file} has no _class_name, so it is not a diffusers pipeline folder.")
@@ -144,6 +142,15 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
     for file in sorted([*folder.glob("*/config.json"), *folder.glob("*/scheduler_config.json")]):
         if not isinstance(_read_json(file), dict):
             raise InputError(f"{file} holds no JSON object; download the checkpoint again.")
+
+
+def _index_file(folder: Path, spec: ModelSpec) -> Path:
+    """The index of the kind that the spec needs, else the other kind's."""
+    names = sorted(("model_index.json", "modular_model_index.json"), key=lambda name: name != spec.index_file)
+    files = [folder / name for name in names if (folder / name).is_file()]
+    if not files:
+        raise InputError(f"{folder} has no {spec.index_file}, so it is not a diffusers pipeline folder.")
+    return files[0]
 
 
 def _read_json(file: Path) -> Any:

@@ -6,8 +6,10 @@ import dataclasses
 import textwrap
 from typing import Any
 
+from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import LauncherArguments
 from flow_factory.hparams.builtin import builtin_names
+from flow_factory.hparams.cross_checks import rows_too_few, unguided
 from flow_factory.hparams.data_args import DataArguments
 from flow_factory.hparams.model_args import ModelArguments
 from flow_factory.hparams.models import get_model_spec
@@ -36,9 +38,11 @@ def starter_config(trainer_type: str = "grpo", model_type: str = "sd3-5") -> str
     """A configuration that loads as it is: the fields a run needs are set, all others are comments with their default.
 
     Raises:
-        InputError: If there is no such trainer or model.
+        InputError: If there is no such trainer or model, or they do not go together.
     """
     training, spec = get_training_args_class(trainer_type), get_model_spec(model_type)
+    if spec.max_batch is not None and training.smallest_micro_batch > spec.max_batch:
+        raise InputError(rows_too_few(trainer_type, training, spec))
     rewards = training.execution_contract.needs_rewards
     chosen = _chosen(trainer_type, model_type, training)
     parts = [
@@ -46,7 +50,7 @@ def starter_config(trainer_type: str = "grpo", model_type: str = "sd3-5") -> str
         "# Lines such as `#seed: 42`, without a space, show a default: remove the `#` to change it.",
         *(
             ["# What is set suits the small pipeline that ships with the package; a large one wants other values."]
-            if chosen["eval"]
+            if chosen["eval"] is _EMBEDDED_EVAL
             else []
         ),
         "",
@@ -78,13 +82,18 @@ def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArg
     models, prompts = builtin_names("model"), builtin_names("prompts")
     embedded = model_type == "sd3-5" and bool(models)
     train: dict[str, Any] = {"trainer_type": trainer_type, "max_epochs": 20}
+    evaluation: dict[str, Any] = {}
     own = {
         entry.name
         for cls in (training, get_model_spec(model_type).generation_arguments)
         for entry in dataclasses.fields(cls)
     }
+    if get_model_spec(model_type).guidance == "none":
+        train.update(unguided(training))
+        evaluation = {} if "guidance_scale" in own else unguided(EvaluationArguments)
     if embedded:
         train.update({name: value for name, value in _EMBEDDED_TRAIN.items() if name in own})
+        evaluation = _EMBEDDED_EVAL
     dataset = "shapes" if "shapes" in prompts else next(iter(prompts), None)
     if not training.execution_contract.generates:
         dataset = None  # the built-in ones hold prompts, not stored examples
@@ -99,7 +108,7 @@ def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArg
         "model": model,
         "data": {"dataset_dir": f"builtin/{dataset}" if dataset else "data"},
         "train": train,
-        "eval": _EMBEDDED_EVAL if embedded else {},
+        "eval": evaluation,
         "rewards": {"reward_model": "prompt_match" if embedded and dataset == "shapes" else "jpeg_compressibility"},
     }
 

@@ -27,7 +27,7 @@ from flow_factory.hparams import Arguments, ConfigError, ModelSpec, get_model_sp
 from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.hparams.local_model import unfit_fields
 from flow_factory.models import components, export, rollout, step
-from flow_factory.models.bundle import ModelBundle
+from flow_factory.models.bundle import ModelBundle, has_gradient_checkpointing
 from flow_factory.models.comfyui import ComfyUINames
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.initial import load_initial_weights, make_weights
@@ -189,6 +189,10 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         arguments = self.grid_arguments(num_steps, state, condition)
         return pipeline_grid(self.pipeline.scheduler, num_steps, device=self.device, **arguments)
 
+    def component_scheduler(self, component: str) -> Any:
+        """The pipeline's scheduler of a component (`solver: pipeline`), which is not changed."""
+        return self.pipeline.scheduler
+
     def solver_grid(self, num_steps: int, state: LatentState, condition: Any, generation: Any = None) -> Grid:
         """The evaluations of the pipeline's own scheduler (`solver: pipeline`), where they are not `sigma_grid`'s."""
         return self.sigma_grid(num_steps, state, condition, generation)
@@ -349,7 +353,8 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     @functools.cached_property
     def checkpoint(self) -> Path:
         """The local folder of `model.model_name_or_path`."""
-        return components.checkpoint_folder(resolve_builtin(self.config.model_args.model_name_or_path, "model"))
+        name = resolve_builtin(self.config.model_args.model_name_or_path, "model")
+        return components.checkpoint_folder(name, self.spec.modular_components)
 
     def load_diffusers(self, cls: type[Any]) -> Any:
         """Loads a pipeline of a diffusers class from `model.model_name_or_path`, with the run's dtypes.
@@ -365,7 +370,9 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         dtypes = {**names, "default": self._dtypes.frozen}
         for name, dtype in model.component_load_dtypes.items():
             dtypes[name] = components.parse_dtype(dtype, f"model.component_load_dtypes.{name}")
-        return components.load_pipeline_class(cls, self.checkpoint, dtypes, other_classes=self.spec.other_classes)
+        return components.load_pipeline_class(
+            cls, self.checkpoint, dtypes, other_classes=self.spec.other_classes, workflow=self.spec.workflow
+        )
 
     def network(self, name: str) -> Callable[..., Any]:
         """A component as a callable that goes through the prepared root if it is trained."""
@@ -545,6 +552,6 @@ class BaseAdapter(ABC, Generic[ConditionT]):
             return
         for name in self.bundle.component_names:
             module: Any = self.bundle.component(name)
-            if not hasattr(module, "enable_gradient_checkpointing"):
+            if not has_gradient_checkpointing(module):
                 raise InputError(f"train.enable_gradient_checkpointing: {type(module).__name__} does not support it.")
             module.enable_gradient_checkpointing()

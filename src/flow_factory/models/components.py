@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from flow_factory.errors import InputError
+from flow_factory.models.modular import INDEX, download, load_workflow
 
 _LONG_LOAD_BYTES = 1_000_000_000
 
@@ -106,8 +107,12 @@ class DtypePolicy:
         return self.trainable if trained_in_full else self.by_component.get(component, self.frozen)
 
 
-def checkpoint_folder(path: str) -> Path:
+def checkpoint_folder(path: str, modular_components: Collection[str] = ()) -> Path:
     """The local folder of a checkpoint; a hub name is downloaded (or found in the cache).
+
+    Args:
+        path: Folder or name on the Hub.
+        modular_components: Of a modular pipeline, the components that are needed.
 
     Raises:
         InputError: If there is neither such a folder nor such a repository.
@@ -121,7 +126,7 @@ def checkpoint_folder(path: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(str(DiffusionPipeline.download(path)))
+        return download(path, modular_components) if modular_components else Path(str(DiffusionPipeline.download(path)))
     except (OSError, HfHubHTTPError, ValueError) as error:
         # The rest of the Hub's message speaks of its own arguments and of a traceback that is not shown.
         reason = str(error).split(" (Cannot find")[0].removeprefix(f"Cannot load model {path}: ")
@@ -136,6 +141,7 @@ def load_pipeline_class(
     dtypes: Mapping[str, torch.dtype] | None = None,
     modules: Mapping[str, nn.Module] | None = None,
     other_classes: Collection[str] = (),
+    workflow: str | None = None,
 ) -> Any:
     """Loads a diffusers pipeline on CPU, each component in its own dtype.
 
@@ -145,34 +151,45 @@ def load_pipeline_class(
         dtypes: Component name to dtype; "default" covers the rest.
         modules: Components that are there already; the folder's are not loaded.
         other_classes: Names of further classes whose folders can be loaded as `cls`.
+        workflow: Of a modular pipeline class, the workflow whose components are loaded.
 
     Raises:
         InputError: If the folder holds another kind of pipeline or cannot be read.
     """
     path = str(folder)
-    index_file = folder / "model_index.json"
+    index_file = folder / ("model_index.json" if workflow is None else INDEX)
     if not index_file.is_file():
-        raise InputError(f"model.model_name_or_path: {path!r} has no model_index.json; it is no diffusers pipeline.")
+        raise InputError(f"model.model_name_or_path: {path!r} has no {index_file.name}; it is no {cls.__name__}.")
     index = json.loads(index_file.read_text())
     if index.get("_class_name") not in (cls.__name__, *other_classes):
         raise InputError(
             f"model.model_name_or_path: {path!r} holds a {index.get('_class_name')}, but model.model_type needs a "
             f"{cls.__name__}. Change one of the two."
         )
+    dtypes = dict(dtypes or {"default": torch.float32})
+    if workflow is not None:
+        with _reading(folder):
+            return load_workflow(cls, folder, workflow, dtypes, modules)
     # `from_pretrained` reads [null, null] as "missing" unless the caller says that the part is meant to be absent.
     parameters = inspect.signature(cls.__init__).parameters
     absent = {name: None for name, value in index.items() if name in parameters and value == [None, None]}
     keyword = "dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype"
-    keywords: dict[str, Any] = {keyword: dict(dtypes or {"default": torch.float32}), **absent, **(modules or {})}
+    keywords: dict[str, Any] = {keyword: dtypes, **absent, **(modules or {})}
+    with _reading(folder):
+        return cls.from_pretrained(str(folder), **keywords)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """What is done inside reads a checkpoint, and its errors speak of that."""
     try:
         with _progress_bars(sys.stderr.isatty() and _size(folder) > _LONG_LOAD_BYTES):
-            return cls.from_pretrained(str(folder), **keywords)
+            yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the engines have errors of their own for each thing that a folder can lack
-        raise InputError(
-            f"model.model_name_or_path: {path!r} could not be loaded: {_damaged_file(folder) or _in_words(error)}"
-        ) from error
+        reason = _damaged_file(folder) or _in_words(error)
+        raise InputError(f"model.model_name_or_path: {str(folder)!r} could not be loaded: {reason}") from error
 
 
 def _damaged_file(folder: Path) -> str | None:

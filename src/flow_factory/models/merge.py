@@ -24,7 +24,9 @@ INDEX = "model_index.json"
 _OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".onnx", ".gguf"}
 
 
-def copy_pipeline(source: Path, target: Path, without: Sequence[str] = ()) -> None:
+def copy_pipeline(
+    source: Path, target: Path, without: Sequence[str] = (), index_name: str = INDEX, only: Sequence[str] = ()
+) -> None:
     """Copies a diffusers pipeline folder: its index and the components that the index names.
 
     Pickled weights and weight variants (`*.fp16.safetensors`) are left out.
@@ -33,18 +35,20 @@ def copy_pipeline(source: Path, target: Path, without: Sequence[str] = ()) -> No
         source: The pipeline.
         target: An existing folder.
         without: Components to leave out.
+        index_name: The index's file name.
+        only: Components to copy, of an index that names others as well (a modular one); empty: all.
 
     Raises:
         InputError: If the folder is no pipeline, its index names something else than folders in it, or a component has
             no weights in safetensors.
     """
-    index_file = source / INDEX
+    index_file = source / index_name
     if not index_file.is_file():
-        raise InputError(f"{source} has no {INDEX}, so it is no diffusers pipeline.")
+        raise InputError(f"{source} has no {index_name}, so it is no diffusers pipeline.")
     index = json.loads(index_file.read_text(encoding="utf-8"))
-    shutil.copyfile(index_file, target / INDEX)
+    shutil.copyfile(index_file, target / index_name)
     for name, value in index.items():
-        if not isinstance(value, list) or value == [None, None] or name in without:
+        if not isinstance(value, list) or value == [None, None] or name in without or (only and name not in only):
             continue
         # The name becomes a path on both sides, so "../x" or "/x" would read and write outside of the pipelines.
         if not name.isidentifier():

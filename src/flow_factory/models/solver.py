@@ -34,7 +34,7 @@ class PipelineSolver:
         arguments = adapter.grid_arguments(num_steps, state, condition)
         self._schedulers: dict[str, Any] = {}
         for name in state:
-            scheduler = copy.deepcopy(adapter.pipeline.scheduler)
+            scheduler = copy.deepcopy(adapter.component_scheduler(name))
             if "sigmas" in arguments or "timesteps" in arguments:
                 scheduler.set_timesteps(device=adapter.device, **arguments)
             else:

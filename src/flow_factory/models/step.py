@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flow_factory.errors import InputError
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.samples import ComponentTimes, LatentState
 from flow_factory.samples.reductions import active_count, combine_row_means
@@ -47,7 +48,16 @@ def predict(
 
     Autocast is entered here, for this forward alone, and without its weight cache: a cache that outlives one forward
     (inside an outer autocast) would keep serving weights from before an optimizer step or a change of variant.
+
+    Raises:
+        InputError: If there are more rows than the model takes (`ModelSpec.max_batch`).
     """
+    limit = self.spec.max_batch
+    if limit is not None and state.batch_size > limit:
+        raise InputError(
+            f"a forward of {state.batch_size} rows was asked for, but model {self.spec.key!r} takes at most {limit}; "
+            f"generate and train with batches of {limit}."
+        )
     network_state = self.network_state(state, condition)
     with self.autocast():
         velocity = self.predict_velocity(network_state, times, condition, guidance)

@@ -62,8 +62,9 @@ def _write_lora(request: ExportRequest, folder: Path) -> dict[str, str] | None:
 
 def _write_pipeline(request: ExportRequest, folder: Path) -> None:
     model = request.config.model_args
-    base = checkpoint_folder(resolve_builtin(model.model_name_or_path, "model"))
-    copy_pipeline(base, folder, without=model.components)
+    spec = request.config.spec
+    base = checkpoint_folder(resolve_builtin(model.model_name_or_path, "model"), spec.modular_components)
+    copy_pipeline(base, folder, model.components, spec.index_file, spec.modular_components)
     dtype = None if request.dtype is None else parse_dtype(request.dtype, "--dtype")
     lora = _load(request.weights.folder / WEIGHT_NAME) if request.weights.kind == "lora" else {}
     for name in model.components:

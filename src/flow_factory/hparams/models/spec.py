@@ -29,7 +29,7 @@ class ModelSpec:
     Attributes:
         key: The `model.model_type` that selects it.
         adapter: Dotted path of the adapter class.
-        pipeline_class: Name of the diffusers pipeline class in `model_index.json`.
+        pipeline_class: Name of the diffusers pipeline class in the checkpoint's index.
         io: Inputs and outputs.
         generation_arguments: Dataclass of the model-specific fields of `train:` and `eval:`.
         guidance: "cfg": two predictions above scale 1; "embedded": the scale is a network input; "none". Or a function
@@ -43,6 +43,9 @@ class ModelSpec:
         trainable_components: Components that can be trained.
         dynamics: Transitions that are defined for this model.
         max_batch: Largest batch a forward may have; None: any.
+        workflow: Of a modular pipeline (`modular_model_index.json`): which of its workflows; None: another pipeline.
+        uncounted_steps: By how many `num_inference_steps` exceeds the steps of a rollout; 1 where the end of the grid
+            counts as one.
         check_fields: Raises a FieldError where the model-specific fields do not fit the checkpoint; takes them and its
             local folder (None when it is not local).
         other_classes: Further classes whose checkpoints hold the same components, and load as `pipeline_class`.
@@ -62,8 +65,15 @@ class ModelSpec:
     trainable_components: tuple[str, ...] = ("transformer",)
     dynamics: tuple[str, ...] = ("Flow-SDE", "Dance-SDE", "CPS", "ODE")
     max_batch: int | None = None
+    workflow: str | None = None
+    uncounted_steps: int = 0
     check_fields: Callable[[Any, Path | None], None] | None = None
     other_classes: tuple[str, ...] = ()
+
+    @property
+    def index_file(self) -> str:
+        """Name of the file in a checkpoint's folder that names its pipeline class and components."""
+        return "model_index.json" if self.workflow is None else "modular_model_index.json"
 
     def size_multiple(self, folder: Path | None = None) -> int:
         """The number that height and width must be multiples of, for the checkpoint in `folder` if it is local."""
@@ -77,6 +87,12 @@ class ModelSpec:
         """Components that the checkpoint in `folder` must have."""
         needed = self.required_components
         return needed(folder) if callable(needed) else needed
+
+    @property
+    def modular_components(self) -> tuple[str, ...]:
+        """Of a modular pipeline, the components of its workflow; the others of its repository are not loaded."""
+        needed = self.required_components
+        return () if self.workflow is None or callable(needed) else needed
 
     def floor(self, folder: Path | None = None) -> int:
         """The side length below which samples are known to be broken."""

@@ -39,11 +39,13 @@ class CommonTrainingArguments(Section):
         execution_contract: Where a cycle's examples come from and what judges them; not settable from YAML.
         paradigm: "coupled" trainers need SDE transition densities; "decoupled" ones noise final latents again.
         required_trainable_roles: Live copies that are trained, in order; the first owns the base routes.
+        smallest_micro_batch: Rows that a forward must have at least; 2 where pairs are compared.
     """
 
     execution_contract: ClassVar[ExecutionContract] = ONLINE_EXECUTION_CONTRACT
     paradigm: ClassVar[Paradigm] = "decoupled"
     required_trainable_roles: ClassVar[tuple[str, ...]] = ("default",)
+    smallest_micro_batch: ClassVar[int] = 1
 
     trainer_type: TrainerKey = option(
         "grpo", "Key of the trainer (`flow-factory list trainers`), or a dotted path to a class."

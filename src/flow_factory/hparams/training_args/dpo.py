@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from flow_factory.hparams.training_args._decoupled import DecoupledTrainingArguments
 from flow_factory.hparams.training_args._free_times import FreeTimes
@@ -13,6 +13,8 @@ from flow_factory.hparams.types import Device, NonNegativeFloat, NonNegativeInt,
 @dataclass
 class DPOTrainingArguments(FreeTimes, DecoupledTrainingArguments):
     """Online Diffusion-DPO (Wallace et al. 2023, arXiv:2311.12908) on the best and the worst sample of each group."""
+
+    smallest_micro_batch: ClassVar[int] = 2
 
     trainer_type: Literal["dpo"] = option("dpo", "Key of the trainer.")
     guidance_scale: NonNegativeFloat = option(

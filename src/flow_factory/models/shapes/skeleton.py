@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from flow_factory.hparams import Arguments
 from flow_factory.hparams.local_model import check_pipeline_folder, local_folder
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.components import load_pipeline_class
+from flow_factory.models.modular import INDEX as MODULAR_INDEX
 from flow_factory.models.registry import get_adapter_class
 
 META = torch.device("meta")
@@ -51,7 +53,7 @@ def config_folder(name: str) -> Path:
         reason = str(error).split("\n")[0].rstrip(".")
         raise InputError(
             f"model.model_name_or_path: the config files of {name!r} could not be downloaded: {reason}. Give a folder "
-            f"that holds them (model_index.json and the JSON files of each component)."
+            f"that holds them (the pipeline's index and the JSON files of each component)."
         ) from error
 
 
@@ -78,25 +80,32 @@ def _skeleton_class(adapter_class: type[BaseAdapter[Any]], folder: Path) -> type
     """The adapter's class with another way to load."""
 
     def load_diffusers(self: BaseAdapter[Any], pipeline_class: type[Any]) -> Any:
-        modules = build_networks(folder)
+        modules = build_networks(folder, self.spec.modular_components)
         for name, module in modules.items():
             _cast(module, self._dtype_of(name))
         others = self.spec.other_classes
-        return load_pipeline_class(pipeline_class, folder, modules=modules, other_classes=others)
+        return load_pipeline_class(
+            pipeline_class, folder, modules=modules, other_classes=others, workflow=self.spec.workflow
+        )
 
     return type(adapter_class.__name__, (adapter_class,), {"checkpoint": folder, "load_diffusers": load_diffusers})
 
 
-def build_networks(folder: Path) -> dict[str, nn.Module]:
+def build_networks(folder: Path, modular_components: Sequence[str] = ()) -> dict[str, nn.Module]:
     """Every network of a pipeline on the meta device, in float32, by component name.
 
     Args:
-        folder: Holds `model_index.json`, and `<component>/config.json` for each network.
+        folder: Holds the index, and `<component>/config.json` for each network.
+        modular_components: Of a modular pipeline, the components among which the networks are made.
 
     Raises:
         InputError: Naming the file that is missing or cannot be used.
     """
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    file = folder / (MODULAR_INDEX if modular_components else "model_index.json")
+    index = json.loads(file.read_text(encoding="utf-8"))
+    if modular_components:
+        # Library and class of an entry are null where it was written without the component; its type is not.
+        index = {name: index[name][2]["type_hint"] for name in modular_components}
     networks: dict[str, nn.Module] = {}
     for name, entry in index.items():
         if not isinstance(entry, list) or len(entry) != 2 or None in entry:

@@ -1,0 +1,126 @@
+"""Parts of tiny MiniMax-H3 pipelines, and their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import (
+    AutoencoderKLMiniMaxH3,
+    AutoencoderKLMiniMaxH3Audio,
+    MiniMaxH3Blocks,
+    MiniMaxH3ModularPipeline,
+    MiniMaxH3Scheduler,
+    MiniMaxH3Transformer3DModel,
+)
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+
+from tests.parity.parts import media_tokens, qwen_processor, qwen_text_config, qwen_tokenizer
+
+BLOCKS, REFINER_BLOCKS = 2, 1
+LAYERS = 4 + 2
+"""Linear layers of a block of either kind: self-attention, and an MLP whose gate is fused with its input."""
+HOP = 8
+SAMPLE_RATE = 40 * HOP
+"""The sound has 40 latents a second."""
+WIDTH, CHANNELS, AUDIO_CHANNELS = 16, 4, 4
+
+
+def vae() -> AutoencoderKLMiniMaxH3:
+    """17 frames in 5 latent ones, as the checkpoint has it; 8 x 8 pixels a latent."""
+    return AutoencoderKLMiniMaxH3(
+        latent_channels=CHANNELS,
+        block_out_channels=(4, 4, 4),
+        layers_per_block=1,
+        spatial_downsample_factors=(2, 2, 2),
+        temporal_downsample_factors=(1, 2, 2),
+        norm_num_groups=2,
+        decoder_num_layers=1,
+        decoder_num_attention_heads=1,
+        decoder_attention_head_dim=16,
+        decoder_num_register_tokens=1,
+        latents_mean=(0.1, -0.2, 0.0, 0.3),
+        latents_std=(1.2, 0.8, 1.0, 1.5),
+    )
+
+
+def audio_vae() -> AutoencoderKLMiniMaxH3Audio:
+    """8 samples a latent."""
+    return AutoencoderKLMiniMaxH3Audio(
+        encoder_dim=2,
+        encoder_rates=(2, 4),
+        latent_dim=8,
+        latent_channels=AUDIO_CHANNELS,
+        num_attention_heads=1,
+        decoder_dim=8,
+        decoder_rates=(4, 2),
+        decoder_kernel_sizes=(8, 4),
+        resblock_kernel_sizes=(3,),
+        resblock_dilation_sizes=((1,),),
+        sampling_rate=SAMPLE_RATE,
+        latents_mean=[0.1, -0.1, 0.0, 0.2],
+        latents_std=[0.9, 1.1, 1.0, 1.3],
+    )
+
+
+def transformer() -> MiniMaxH3Transformer3DModel:
+    """Two blocks, and one that refines texts."""
+    return MiniMaxH3Transformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        hidden_size=24,
+        num_layers=BLOCKS,
+        num_refiner_layers=REFINER_BLOCKS,
+        ffn_dim=32,
+        in_channels=CHANNELS,
+        audio_in_channels=AUDIO_CHANNELS,
+        text_dim=WIDTH,
+        freq_dim=32,
+        time_embed_hidden_dim=24,
+        time_embed_dim=24,
+        rope_freq_dim=2,
+    )
+
+
+def text_encoder(tokenizer: Any) -> Qwen3VLForConditionalGeneration:
+    """51 narrow layers, since the pipeline reads what the 50th gives."""
+    text = {
+        **qwen_text_config(WIDTH, len(tokenizer)),
+        "num_hidden_layers": 51,
+        "intermediate_size": 16,
+        "head_dim": 8,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+        "spatial_merge_size": 2,
+        "out_hidden_size": WIDTH,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0],
+    }
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **media_tokens(tokenizer))
+    return Qwen3VLForConditionalGeneration(config)
+
+
+def pipeline(workflow: str) -> MiniMaxH3ModularPipeline:
+    """The pipeline of one workflow."""
+    tokenizer = qwen_tokenizer()
+    sizes = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    processor = qwen_processor(Qwen3VLProcessor, tokenizer, (64, 32 * 32), **sizes)
+    made = MiniMaxH3ModularPipeline(blocks=MiniMaxH3Blocks().get_workflow(workflow))
+    network = "transformer_ref" if workflow == "ref2va" else "transformer"
+    made.update_components(
+        text_encoder=text_encoder(tokenizer),
+        tokenizer=tokenizer,
+        processor=processor,
+        vae=vae(),
+        audio_vae=audio_vae(),
+        scheduler=MiniMaxH3Scheduler(shift=12.0),
+        audio_scheduler=MiniMaxH3Scheduler(shift=3.0),
+        **{network: transformer()},
+    )
+    return made
