@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flow_factory.errors import InputError
 from flow_factory.models.rollout import RolloutOutput
+from flow_factory.samples import VideoWithSound
 from tests.models.support import generators
 from tests.parity.bench import Bench
 from tests.parity.case import Setting
@@ -37,15 +38,31 @@ def assert_latents(got: dict[str, Tensor], expected: Any, place: str) -> None:
         )
 
 
-def assert_media(got: Sequence[Tensor], expected: Sequence[Any], place: str) -> None:
-    """Pictures (or lists of frames) equal to one grey level, which is what a difference of 1e-5 can tip."""
+def assert_media(got: Sequence[Any], expected: Sequence[Any], place: str) -> None:
+    """Pictures, lists of frames, or pairs of these with a waveform, as the adapter and the pipeline make them."""
     for own, theirs in zip(got, expected, strict=True):
-        pixels = np.stack([np.asarray(frame) for frame in theirs]) if isinstance(theirs, list) else np.asarray(theirs)
-        ours = own.movedim(-3, -1).numpy()
-        assert ours.dtype == np.uint8 and ours.shape == pixels.shape, f"{place}: {ours.shape}, {pixels.shape}"
-        assert pixels.std() > 2, f"{place}: the picture is empty"
-        difference = np.abs(ours.astype(int) - pixels.astype(int))
-        assert difference.max() <= 1 and (difference > 0).mean() < 0.01, f"{place}: {difference.max()} levels"
+        if isinstance(own, VideoWithSound):
+            frames, waveform = theirs
+            assert_pixels(own.frames, frames, place)
+            assert_sound(own.sound.waveform, waveform, place)
+        else:
+            assert_pixels(own, theirs, place)
+
+
+def assert_pixels(own: Tensor, theirs: Any, place: str) -> None:
+    """Equal to one grey level, which is what a difference of 1e-5 can tip."""
+    pixels = np.stack([np.asarray(frame) for frame in theirs]) if isinstance(theirs, list) else np.asarray(theirs)
+    ours = own.movedim(-3, -1).numpy()
+    assert ours.dtype == np.uint8 and ours.shape == pixels.shape, f"{place}: {ours.shape}, {pixels.shape}"
+    assert pixels.std() > 2, f"{place}: the picture is empty"
+    difference = np.abs(ours.astype(int) - pixels.astype(int))
+    assert difference.max() <= 1 and (difference > 0).mean() < 0.01, f"{place}: {difference.max()} levels"
+
+
+def assert_sound(own: Tensor, theirs: Tensor, place: str) -> None:
+    """Waveforms [channels, samples] equal to 1e-5, and not silent."""
+    assert own.dtype == torch.float32 and float(theirs.std()) > 1e-2, f"{place}: nothing to hear"
+    torch.testing.assert_close(own, theirs.float(), rtol=0, atol=1e-5, msg=lambda m: f"{place}, sound: {m}")
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
