@@ -6,7 +6,7 @@ Objects travel as JSON bytes, never as pickles. Every collective is called by al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,10 +92,16 @@ class Comm:
         """JSON-able values of all ranks, in rank order."""
         if self.world_size == 1:
             return [value]
-        payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = self.gather_rows(torch.tensor([payload.numel()], dtype=torch.int64))
-        flat = self.gather_rows(payload)
-        return [json.loads(bytes(part.tolist())) for part in torch.split(flat, [int(n) for n in sizes.tolist()])]
+        return [json.loads(part) for part in self.gather_bytes([json.dumps(value).encode()])]
+
+    def gather_bytes(self, values: Sequence[bytes]) -> list[bytes]:
+        """Byte strings of all ranks, in rank order; their number may differ between ranks."""
+        if self.world_size == 1:
+            return list(values)
+        sizes = self.gather_rows(torch.tensor([len(value) for value in values], dtype=torch.int64))
+        joined = torch.frombuffer(bytearray(b"".join(values)) or bytearray(1), dtype=torch.uint8)
+        flat = self.gather_rows(joined[: sum(map(len, values))])
+        return [part.numpy().tobytes() for part in torch.split(flat, [int(n) for n in sizes.tolist()])]
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """The JSON-able value of rank `source`, on every rank."""

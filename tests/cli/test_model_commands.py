@@ -74,13 +74,13 @@ def test_sample_writes_each_picture_a_sheet_and_how_to_make_them_again(run: Path
     assert "checkpoint-000002, averaged weights" in done.out and "wrote 8 pictures" in done.out
     folder = Path("samples-run")
     record = json.loads((folder / "samples.json").read_text())
-    assert [(p["row"], p["member"], p["weights"]) for p in record["pictures"]] == [
+    assert [(p["row"], p["member"], p["weights"]) for p in record["samples"]] == [
         *[(row, member, "base") for row, member in ((0, 0), (0, 1), (1, 0), (2, 0))],
         *[(row, member, "trained") for row, member in ((0, 0), (0, 1), (1, 0), (2, 0))],
     ]
-    pictures = [numpy.asarray(Image.open(folder / p["file"])) for p in record["pictures"]]
+    pictures = [numpy.asarray(Image.open(folder / p["file"])) for p in record["samples"]]
     assert all(p.shape == (32, 32, 3) for p in pictures)
-    assert len({p["torch_seed"] for p in record["pictures"]}) == 4
+    assert len({p["torch_seed"] for p in record["samples"]}) == 4
     for before, after in zip(pictures[:4], pictures[4:], strict=True):
         assert not numpy.array_equal(before, after)
     sheet = numpy.asarray(Image.open(folder / "grid.png"))
@@ -91,7 +91,7 @@ def test_sample_writes_each_picture_a_sheet_and_how_to_make_them_again(run: Path
 
     again = command("sample", run, "--compare", "--num", 4)
     assert "samples-run-2" in again.out
-    for entry in record["pictures"]:
+    for entry in record["samples"]:
         assert (Path("samples-run-2") / entry["file"]).read_bytes() == (folder / entry["file"]).read_bytes()
 
 

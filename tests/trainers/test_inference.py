@@ -19,7 +19,7 @@ from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.trainers.inference import InferenceModel, Variant, build_inference_model
-from flow_factory.trainers.sampling import Picture, make_pictures
+from flow_factory.trainers.sampling import MadeSample, make_samples
 from tests.cli.invoke import invoke
 from tests.models.support import plain_pipeline
 from tests.trainers.runs import train_run
@@ -48,12 +48,12 @@ def load(
 
 def make(
     run: Path, variants: list[Variant], *overrides: str, averaged: bool | None = None
-) -> dict[Variant, list[Picture]]:
+) -> dict[Variant, list[MadeSample]]:
     model, config = load(run, variants, *overrides, averaged=averaged)
-    return make_pictures(model, config, choose_prompts(config), variants, SEED)
+    return make_samples(model, config, choose_prompts(config), variants, SEED)
 
 
-def plain(pipeline: Any, picture: Picture, scale: float, output_type: str) -> Any:
+def plain(pipeline: Any, picture: MadeSample, scale: float, output_type: str) -> Any:
     """What a user of diffusers calls, with the recorded seed."""
     return pipeline(
         picture.choice.prompt,
@@ -91,8 +91,8 @@ def test_the_exported_lora_gives_the_pictures_of_sample_in_plain_diffusers(
         assert torch.equal(plain(pipeline, picture, scale, "latent"), picture.latents)
     pipeline.load_lora_weights(str(folder), adapter_name="mine")
     record = json.loads((tmp_path / "own" / "samples.json").read_text())
-    assert len(record["pictures"]) == len(made["trained"]) == 3
-    for picture, entry in zip(made["trained"], record["pictures"], strict=True):
+    assert len(record["samples"]) == len(made["trained"]) == 3
+    for picture, entry in zip(made["trained"], record["samples"], strict=True):
         assert entry["torch_seed"] == picture.torch_seed and entry["prompt"] == picture.choice.prompt
         assert torch.equal(plain(pipeline, picture, scale, "latent"), picture.latents)
         theirs = numpy.asarray(plain(pipeline, picture, scale, "pil"))
@@ -131,13 +131,14 @@ def test_agrees_with_the_weights_that_training_had(
 
 def test_sample_shows_what_the_evaluation_in_training_showed(run: tuple[Path, Any]) -> None:
     """The averaged weights, the evaluation's noise: the same pictures to one level of 255."""
-    from flow_factory.trainers.evaluation import _load_pixels
+    from flow_factory.trainers.sheets import _load_pictures
 
-    before = _load_pixels(run[0] / "samples" / "toy" / "first.safetensors")
+    before = _load_pictures(run[0] / "samples" / "toy" / "first.safetensors")
     for picture in make(run[0], ["base"])["base"]:  # cycle 0: B was zero
-        prompt, pixels = before[picture.choice.index]
+        prompt, former = before[picture.choice.index]
         assert prompt == picture.choice.prompt
-        assert (pixels.int() - picture.image.int()).abs().max() <= 1
+        shown = picture.preview.picture
+        assert numpy.abs(numpy.asarray(former).astype(int) - numpy.asarray(shown).astype(int)).max() <= 1
 
 
 def test_members_and_seeds_give_other_noise(run: tuple[Path, Any]) -> None:
@@ -151,8 +152,8 @@ def test_members_and_seeds_give_other_noise(run: tuple[Path, Any]) -> None:
     with pytest.raises(InputError, match="--num 1 is fewer than the 2 prompts"):
         choose_prompts(config, ["a red circle", "sky"], None, 1)
     pictures = [
-        *make_pictures(model, config, choices, ["trained"], 1)["trained"],
-        *make_pictures(model, config, choices, ["trained"], 2)["trained"],
+        *make_samples(model, config, choices, ["trained"], 1)["trained"],
+        *make_samples(model, config, choices, ["trained"], 2)["trained"],
     ]
     assert len({picture.torch_seed for picture in pictures}) == 6
     assert not torch.equal(pictures[0].latents, pictures[1].latents)

@@ -251,20 +251,22 @@ def usable_cores() -> int:
 
 def check_picture() -> Iterator[Finding]:
     """Loads the embedded pipeline and makes a picture, as `sample` does."""
+    import numpy as np
+
     from flow_factory.data_utils.prompt_choice import choose_prompts
     from flow_factory.distributed import Comm
     from flow_factory.hparams import load_config_from_mapping
     from flow_factory.trainers.inference import build_inference_model
-    from flow_factory.trainers.sampling import make_pictures
+    from flow_factory.trainers.sampling import make_samples
 
     began = time.perf_counter()
     config = load_config_from_mapping(_EMBEDDED, origin="the embedded pipeline")
     model = build_inference_model(config, Comm.single(), None, ["base"])
-    made = make_pictures(model, config, choose_prompts(config, ["a red circle on a white background"]), ["base"], 1)
-    image = made["base"][0].image
+    made = make_samples(model, config, choose_prompts(config, ["a red circle on a white background"]), ["base"], 1)
+    picture = made["base"][0].preview.picture
     seconds = time.perf_counter() - began
     # A red disc on white: the middle is red, the corner is not.
-    middle, corner = (image[:, row, column].tolist() for row, column in ((32, 32), (3, 3)))
+    middle, corner = (np.asarray(picture)[place].tolist() for place in ((32, 32), (3, 3)))
     if middle[0] > middle[1] + 60 and min(corner) > 150:
         yield Finding(
             Level.OK, "picture", f"the embedded pipeline drew a red circle in {seconds:.1f} s, loading included"

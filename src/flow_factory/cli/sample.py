@@ -1,4 +1,4 @@
-"""`flow-factory sample`: pictures of a model or a run."""
+"""`flow-factory sample`: pictures or videos of a model or a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sample(
             "--num",
             min=1,
             metavar="N",
-            help="Pictures in all, dealt evenly to the prompts; one each.",
+            help="Pictures or videos in all, dealt evenly to the prompts; one each.",
             show_default=False,
         ),
     ] = None,
@@ -62,11 +62,12 @@ def sample(
     force: Force = False,
     debug: DebugOption = False,
 ) -> None:
-    """Make pictures with a run's trained weights, or with the base model of a configuration.
+    """Make pictures or videos with a run's trained weights, or with the base model of a configuration.
 
     Without --prompt and --prompts the first prompts of the evaluation set are taken, with the noise that evaluations
-    give them. `eval:` says how pictures are made: eval.num_inference_steps=20, eval.guidance_scale=4.
+    give them. `eval:` says how they are made: eval.num_inference_steps=20, eval.guidance_scale=4.
     """
+    from flow_factory.contracts import Modality
     from flow_factory.data_utils.prompt_choice import choose_prompts
     from flow_factory.errors import InputError
 
@@ -79,34 +80,41 @@ def sample(
     if compare and without_lora:
         raise InputError("--compare shows both; leave out --without-lora.")
     check_model(opened.config)
+    makes_videos = Modality.VIDEO in opened.config.spec.io.outputs
+    if makes_videos:
+        from flow_factory.tracking.players import require_video_encoder
+
+        require_video_encoder()
     choices = choose_prompts(opened.config, prompt or (), prompts, num)
     target = choose_folder(output, f"samples-{opened.name}", _MARKER, force)
     variants: list[Variant] = (
         ["base", "trained"] if compare else ["base" if without_lora or opened.trained is None else "trained"]
     )
     seed = opened.config.eval_seed if seed is None else seed
-    fill = _make(opened, choices, variants, seed)
+    unit = "videos" if makes_videos else "pictures"
+    fill = _make(opened, choices, variants, seed, unit)
     written = write_folder(target, fill, output, _MARKER, force)
     from flow_factory.trainers.sampling import GRID
 
-    typer.echo(f"wrote {len(choices) * len(variants)} pictures and {GRID} to {written}")
+    typer.echo(f"wrote {len(choices) * len(variants)} {unit} and {GRID} to {written}")
 
 
-def _make(opened: Source, choices: list[PromptChoice], variants: list[Variant], seed: int) -> Callable[[Path], None]:
-    """Makes the pictures; what is returned writes them into a folder."""
+def _make(
+    opened: Source, choices: list[PromptChoice], variants: list[Variant], seed: int, unit: str
+) -> Callable[[Path], None]:
+    """Makes pictures or videos; what is returned writes them into a folder."""
     typer.echo(f"weights: {opened.describe(variants)}")  # at once: what follows imports torch and loads a model
     from flow_factory.cli.progress import counting
     from flow_factory.trainers import setup
     from flow_factory.trainers.inference import build_inference_model
-    from flow_factory.trainers.sampling import check_makes_pictures, make_pictures, write_pictures
+    from flow_factory.trainers.sampling import make_samples, write_samples
 
     config = opened.config
-    check_makes_pictures(config)
     comm = setup.build_comm(setup.build_accelerator(config))
     model = build_inference_model(config, comm, opened.trained, variants)
-    with counting("sample", len(choices) * len(variants)) as advance:
-        made = make_pictures(model, config, choices, variants, seed, advance)
-    return lambda folder: write_pictures(folder, made, _facts(opened, seed))
+    with counting("sample", len(choices) * len(variants), unit) as advance:
+        made = make_samples(model, config, choices, variants, seed, advance)
+    return lambda folder: write_samples(folder, made, _facts(opened, seed))
 
 
 def _facts(opened: Source, seed: int) -> dict[str, Any]:

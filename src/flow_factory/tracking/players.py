@@ -31,18 +31,13 @@ _LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
 _AAC_RATES = (7350, 8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000)
 
 
-def can_encode_videos() -> bool:
-    """Whether PyAV is installed."""
-    return importlib.util.find_spec("av") is not None
-
-
 def require_video_encoder() -> None:
     """Checks that videos can be written.
 
     Raises:
         InputError: If PyAV is missing, or its FFmpeg has no encoder of H.264.
     """
-    if not can_encode_videos():
+    if importlib.util.find_spec("av") is None:
         raise InputError(f"writing videos needs PyAV: {REMEDY}.")
     _encoder()
 

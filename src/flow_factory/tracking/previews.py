@@ -50,6 +50,7 @@ def preview_of(sample: BaseSample, suffixes: frozenset[str] = frozenset()) -> Pr
 
     Raises:
         InputError: If an "mp4" is to be made and PyAV is missing.
+        ValueError: If it is to be made of a video without a frame rate.
     """
     if isinstance(sample, ImageSample) and sample.image is not None:
         height, width = sample.image.shape[-2:]
@@ -59,7 +60,11 @@ def preview_of(sample: BaseSample, suffixes: frozenset[str] = frozenset()) -> Pr
     sound = sound_of(sample)
     strip = video_strip(sample.video, sample.fps, sound)
     files: dict[str, bytes] = {}
-    if "mp4" in suffixes and sample.fps:
+    if "mp4" in suffixes:
+        if sample.fps is None:
+            raise ValueError(
+                f"a video of {sample.prompt!r} has no frame rate; the adapter's `media_fields` gives `fps`."
+            )
         files["mp4"] = encode_mp4(sample.video, sample.fps, sound)
     if "wav" in suffixes and sound is not None:
         files["wav"] = encode_wav(sound)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Phases between two cycles: what is logged in them belongs to the cycle that is finished.
 _BOUNDARY_PHASES = ("evaluate", "checkpoint")
+# TensorBoard takes videos as GIFs alone, and with a package of its own; it has the contact sheets.
+_PLAYING_BACKENDS = ("wandb", "trackio")
 
 
 class Tracker:
@@ -107,6 +110,24 @@ class Tracker:
         else:
             # These trackers count steps themselves: they refuse one that is smaller than an earlier one.
             self._guard(log_images, {name: [picture]})
+
+    def log_videos(self, name: str, videos: Sequence[tuple[Path, str]]) -> None:
+        """Shows saved videos in the experiment tracker, where it plays files (Weights & Biases, trackio).
+
+        Args:
+            name: What they are called together.
+            videos: Files and their captions.
+        """
+        if self._backend is None or self._backend.name not in _PLAYING_BACKENDS or not videos:
+            return
+        backend = self._backend
+
+        def log() -> None:
+            player = importlib.import_module(backend.name).Video
+            players = {f"{name}/{path.stem}": player(str(path), caption=text, format="mp4") for path, text in videos}
+            backend.log(players)
+
+        self._guard(log)
 
     # --------------------------------------------------------------------------------------------------- progress
     def enter_phase(self, name: str, finished_cycles: int, max_epochs: int | None) -> None:

@@ -1,9 +1,8 @@
-"""Evaluation during training: fixed prompts and noise, EMA weights, every prompt counted once, picture grids."""
+"""Evaluation during training: fixed prompts and noise, EMA weights, every prompt counted once, contact sheets."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +16,12 @@ from flow_factory.distributed import Comm
 from flow_factory.hparams import Arguments
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.rewards.processor import RewardProcessor
-from flow_factory.samples import BaseSample, ImageSample, NoiseKey
-from flow_factory.tracking.grids import save_comparison, save_grid
+from flow_factory.samples import BaseSample, NoiseKey
 from flow_factory.tracking.tracker import Tracker
 from flow_factory.trainers.drivers import CycleDropped
 from flow_factory.trainers.monitoring import measure_dataset
 from flow_factory.trainers.rollouts import RolloutPlan, rollout_batch
+from flow_factory.trainers.sheets import SampleSheets
 
 
 @dataclass
@@ -36,7 +35,7 @@ class Evaluator:
         owns_rewards: Whether the reward models are this evaluator's own, to be closed by it.
         seed: Evaluation seed; noise depends on it and on the prompt's index alone.
         solver: "pipeline" or "dynamics".
-        grid_images: Pictures per grid.
+        sheets: Saves what the first prompts have become.
         monitor: Whether the pictures are measured too (a row of kind "eval_monitor").
     """
 
@@ -46,11 +45,10 @@ class Evaluator:
     owns_rewards: bool
     adapter: BaseAdapter
     comm: Comm
-    run_dir: Path
     tracker: Tracker
     seed: int
     solver: Literal["pipeline", "dynamics"]
-    grid_images: int
+    sheets: SampleSheets
     monitor: bool
 
     @classmethod
@@ -81,11 +79,10 @@ class Evaluator:
             owns_rewards=owns,
             adapter=adapter,
             comm=comm,
-            run_dir=run_dir,
             tracker=tracker,
             seed=config.eval_seed,
             solver=config.eval_args.solver,
-            grid_images=config.eval_args.num_grid_images,
+            sheets=SampleSheets(run_dir, comm, tracker, config.eval_args.num_grid_images),
             monitor=config.log_args.monitor,
         )
 
@@ -119,7 +116,7 @@ class Evaluator:
             means.update(self._means(name, samples))
             if self.monitor:
                 measured.update(measure_dataset(name, samples, self.comm))
-            self._save_pictures(name, samples, epoch)
+            self.sheets.save(name, samples, epoch)
         self.tracker.log_evaluation(epoch, step, means)
         if measured:
             self.tracker.log(measured, step, kind="eval_monitor")
@@ -149,38 +146,6 @@ class Evaluator:
             if rows.numel():
                 means[f"{name}/{reward}"] = rows.mean().item()
         return means
-
-    def _save_pictures(self, name: str, samples: list[BaseSample], epoch: int) -> None:
-        """Saves the first pictures of the set, one file each and as a grid, and the comparison with the first time."""
-        shown = [s for s in samples if s.index < self.grid_images and isinstance(s, ImageSample)]
-        local = [(s.index, s.prompt) for s in shown]
-        captions = dict(sorted((i, p) for rank in self.comm.gather_objects(local) for i, p in rank))
-        if not captions:
-            return
-        own = [s.image for s in shown if s.image is not None]
-        shape = next(s for s in self.comm.gather_objects(list(own[0].shape) if own else None) if s is not None)
-        # A rank without pictures takes part with none of them.
-        stacked = torch.stack(own) if own else torch.empty((0, *shape), dtype=torch.uint8)
-        pictures = self.comm.gather_rows(stacked)
-        order = [i for rank in self.comm.gather_objects([i for i, _ in local]) for i in rank]
-        if not self.comm.is_main:
-            return
-        by_index = dict(zip(order, pictures, strict=True))
-        by_index = {i: by_index[i] for i in captions}
-        images = list(by_index.values())
-        folder = self.run_dir / "samples" / name
-        save_grid(images, folder / f"cycle-{epoch:06d}.png", captions=list(captions.values()))
-        self.tracker.log_images(f"samples/{name}", folder / f"cycle-{epoch:06d}.png", epoch)
-        first = folder / "first.safetensors"
-        if epoch == 0:
-            _save_pixels(by_index, captions, first)
-        elif first.exists():
-            before = _load_pixels(first)
-            # `eval:` may change when a run is resumed: only what was shown then can be compared.
-            both = [i for i, caption in captions.items() if i in before and before[i][0] == caption]
-            if both:
-                rows = [("cycle 0", [before[i][1] for i in both]), (f"cycle {epoch}", [by_index[i] for i in both])]
-                save_comparison(rows, [captions[i] for i in both], folder / "before_after.png")
 
 
 def generate_panel(
@@ -222,23 +187,3 @@ def generate_panel(
             samples.extend(new)
             advance(len(new))
     return samples
-
-
-def _save_pixels(images: Mapping[int, torch.Tensor], captions: Mapping[int, str], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {str(index): captions[index] for index in images}
-    save_file(
-        {str(index): image.contiguous() for index, image in images.items()}, path, {"captions": json.dumps(metadata)}
-    )
-
-
-def _load_pixels(path: Path) -> dict[int, tuple[str, torch.Tensor]]:
-    """Caption and picture by the prompt's index."""
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
-    with safe_open(path, framework="pt") as file:
-        captions = json.loads((file.metadata() or {})["captions"])
-    return {int(index): (captions[index], image) for index, image in load_file(path).items()}

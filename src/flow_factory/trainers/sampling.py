@@ -1,6 +1,6 @@
-"""Pictures of chosen prompts, with the base model's weights, the trained ones, or both from the same noise.
+"""Pictures and videos of chosen prompts, with the base model's weights, the trained ones, or both from the same noise.
 
-Pictures are made one at a time. Matrix products round differently for other batch sizes, so a batch of one is what
+They are made one at a time. Matrix products round differently for other batch sizes, so a batch of one is what
 `pipeline(prompt, generator=torch.Generator().manual_seed(torch_seed))` of plain diffusers gives bit for bit in float32.
 Prompts of an evaluation set have the noise that evaluations in training give them.
 """
@@ -25,26 +25,38 @@ from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.components import pipeline_modules
-from flow_factory.samples import BaseSample, ConditionInputs, ImageSample, NoiseKey, Purpose, derive_seed
-from flow_factory.tracking.grids import save_comparison, save_grid, to_pil
+from flow_factory.samples import (
+    BaseSample,
+    ConditionInputs,
+    ImageSample,
+    NoiseKey,
+    Purpose,
+    VideoSample,
+    derive_seed,
+)
+from flow_factory.tracking.grids import png_bytes
+from flow_factory.tracking.previews import Preview, preview_of, save_previews, sound_of
 from flow_factory.trainers import setup
 from flow_factory.trainers.inference import InferenceModel, Variant
 from flow_factory.trainers.rollouts import RolloutPlan, rollout_batch
 
 RECORD = "samples.json"
 GRID = "grid.png"
+_SUFFIXES = frozenset({"mp4", "wav"})
 _MAX_GRID = 64  # pictures on the sheet; single files are written for all
+_MAX_STRIPS = 16  # videos on the sheet, each a row
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture with what is needed to make it again.
+class MadeSample:
+    """A picture or a video with what is needed to make it again.
 
     Attributes:
         choice: Prompt, row and member.
         variant: "base" or "trained".
-        image: uint8 [C, H, W].
-        latents: Final latents, float32 [C, h, w] (of the first component).
+        preview: What is seen of it, and its files; the frames themselves are not kept.
+        facts: Of a video, `fps` and `frames`; with sound, `sample_rate`.
+        latents: Final latents, float32 [C, h, w] or [C, f, h, w] (of the first component).
         torch_seed: Seed of the initial noise for `torch.Generator().manual_seed`.
         call: Arguments of the pipeline's `__call__`: prompts, size, steps, guidance and the model's own.
         precision: What else the bits depend on; see `_precision`.
@@ -53,7 +65,8 @@ class Picture:
 
     choice: PromptChoice
     variant: Variant
-    image: Tensor
+    preview: Preview
+    facts: dict[str, float | int]
     latents: Tensor
     torch_seed: int
     call: dict[str, Any]
@@ -62,7 +75,7 @@ class Picture:
 
 
 def check_makes_pictures(config: Arguments) -> None:
-    """Checks, before the model is loaded, that its output can be saved as a picture.
+    """Checks, before the model is loaded, that its output is a picture.
 
     Raises:
         InputError: If it is something else.
@@ -73,33 +86,36 @@ def check_makes_pictures(config: Arguments) -> None:
     if not issubclass(sample_class, ImageSample):
         raise InputError(
             f"model.model_type {config.model_args.model_type!r} makes a {sample_class.__name__}, which is no picture; "
-            f"sample writes pictures only."
+            f"only pairs of pictures are made."
         )
 
 
-def make_pictures(
+def make_samples(
     model: InferenceModel,
     config: Arguments,
     choices: Sequence[PromptChoice],
     variants: Sequence[Variant],
     seed: int,
     advance: Callable[[int], None] = lambda count: None,
-) -> dict[Variant, list[Picture]]:
-    """Makes the chosen pictures with each variant of the weights.
+) -> dict[Variant, list[MadeSample]]:
+    """Makes a picture or a video of each choice with each variant of the weights.
 
     Args:
         model: The model.
-        config: `eval:` says how pictures are made.
+        config: `eval:` says how they are made.
         choices: What to make.
         variants: Whose weights to use; all see the same noise.
         seed: Seed of the noise, with row and member.
-        advance: Called with 1 after each picture.
+        advance: Called with 1 after each.
 
     Returns:
-        Variant to pictures, in the order of `choices`.
+        Variant to what was made, in the order of `choices`.
+
+    Raises:
+        InputError: If a video is made and cannot be written (see `players.require_video_encoder`).
     """
     plans: dict[str | None, RolloutPlan] = {}
-    made: dict[Variant, list[Picture]] = {}
+    made: dict[Variant, list[MadeSample]] = {}
     for variant in variants:
         made[variant] = []
         with torch.no_grad(), model.use(variant):
@@ -113,7 +129,7 @@ def make_pictures(
 
 def _make(
     model: InferenceModel, config: Arguments, choice: PromptChoice, variant: Variant, plan: RolloutPlan, seed: int
-) -> Picture:
+) -> MadeSample:
     adapter = model.adapter
     inputs = ConditionInputs(choice.prompt, (plan.height, plan.width), choice.negative_prompt, load_media(choice.media))
     condition = adapter.encode_inputs([inputs], plan.guidance.needs_negative(), config.eval_generation)
@@ -138,22 +154,35 @@ def _make(
         solver=config.eval_args.solver,
     )
     sample = samples[0]
-    assert isinstance(sample, ImageSample) and sample.image is not None
+    preview = preview_of(sample, _SUFFIXES)
+    if preview is None:
+        raise InputError(
+            f"{config.model_args.model_type} makes a {type(sample).__name__}, of which nothing can be seen."
+        )
     final = next(iter(sample.trajectory.states.values()))
     latents = next(tensor for _, tensor in final.items())
     torch_seed = derive_seed(key.seed, Purpose.INITIAL, cycle=key.cycle, group_id=key.group_id, member=key.member)
     scale = setup.eval_guidance_scale(config, choice.source)
     call = _pipeline_call(config, adapter, choice, plan, scale)
-    return Picture(
+    return MadeSample(
         choice,
         variant,
-        sample.image,
+        preview,
+        _facts(sample),
         latents.float().cpu(),
         torch_seed,
         call,
         _precision(config, adapter),
         adapter.call_setup(scale, config.eval_generation, (plan.height, plan.width)),
     )
+
+
+def _facts(sample: BaseSample) -> dict[str, float | int]:
+    if not isinstance(sample, VideoSample) or sample.video is None or sample.fps is None:
+        return {}
+    sound = sound_of(sample)
+    timing: dict[str, float | int] = {"fps": sample.fps, "frames": len(sample.video)}
+    return timing if sound is None else {**timing, "sample_rate": sound.sample_rate}
 
 
 def _pipeline_call(
@@ -185,45 +214,64 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def write_pictures(folder: Path, made: dict[Variant, list[Picture]], facts: dict[str, Any]) -> None:
-    """Writes one PNG for each picture, a labelled sheet of all, and `samples.json`, which says how to make them again.
+def write_samples(folder: Path, made: dict[Variant, list[MadeSample]], facts: dict[str, Any]) -> None:
+    """Writes a PNG of each picture, or an MP4 of each video and a WAV of its sound, a labelled sheet of all, and
+    `samples.json`, which says how to make them again.
 
     Args:
         folder: An existing, empty folder.
-        made: What `make_pictures` returned.
+        made: What `make_samples` returned.
         facts: Further entries of `samples.json`.
     """
     listed = []
-    for variant, pictures in made.items():
-        for number, picture in enumerate(pictures):
+    for variant, samples in made.items():
+        for number, sample in enumerate(samples):
             suffix = f".{variant}" if len(made) > 1 else ""
-            name = f"{number:03d}-{_slug(picture.choice.prompt)}{suffix}.png"
-            to_pil(picture.image).save(folder / name)
-            choice = picture.choice
+            files = _write_files(folder, f"{number:03d}-{_slug(sample.choice.prompt)}{suffix}", sample.preview)
+            choice = sample.choice
             listed.append(
                 {
-                    "file": name,
+                    **files,
+                    **sample.facts,
                     "prompt": choice.prompt,
                     "negative_prompt": choice.negative_prompt,
+                    **({"given": _given(choice)} if choice.media else {}),
                     "dataset": choice.source,
                     "row": choice.index,
                     "member": choice.member,
                     "weights": variant,
-                    "torch_seed": picture.torch_seed,
-                    **({"setup": list(picture.setup)} if picture.setup else {}),
-                    "call": picture.call,
-                    "precision": picture.precision,
+                    "torch_seed": sample.torch_seed,
+                    **({"setup": list(sample.setup)} if sample.setup else {}),
+                    "call": sample.call,
+                    "precision": sample.precision,
                 }
             )
-    first = next(iter(made.values()))[:_MAX_GRID]
-    captions = [p.choice.prompt for p in first]
-    if len(made) > 1:
-        rows = [(variant, [p.image for p in pictures[:_MAX_GRID]]) for variant, pictures in made.items()]
-        save_comparison(rows, captions, folder / GRID)
-    else:
-        save_grid([p.image for p in first], folder / GRID, captions=captions)
-    record = {"format": "flow-factory samples", "format_version": 2, **facts, "pictures": listed}
+    first = next(iter(made.values()))
+    limit = _MAX_STRIPS if any(sample.preview.is_strip for sample in first) else _MAX_GRID
+    rows = [
+        (variant if len(made) > 1 else "", [sample.preview for sample in samples[:limit]])
+        for variant, samples in made.items()
+    ]
+    save_previews(rows, [sample.choice.prompt for sample in first[:limit]], folder / GRID)
+    record = {"format": "flow-factory samples", "format_version": 3, **facts, "samples": listed}
     (folder / RECORD).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_files(folder: Path, stem: str, preview: Preview) -> dict[str, str]:
+    """Writes what was made; returns the entries of `samples.json` that name the files."""
+    files = preview.files or {"png": png_bytes(preview.picture)}
+    for suffix, content in files.items():
+        (folder / f"{stem}.{suffix}").write_bytes(content)
+    names = {"sound" if suffix == "wav" else "file": f"{stem}.{suffix}" for suffix in files}
+    return dict(sorted(names.items()))
+
+
+def _given(choice: PromptChoice) -> dict[str, list[str]]:
+    """Slot to the files that the sample was made from."""
+    files: dict[str, list[str]] = {}
+    for item in choice.media:
+        files.setdefault(item.slot, []).append(str(item.path))
+    return files
 
 
 def _slug(prompt: str) -> str:
