@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
@@ -73,8 +72,7 @@ class Bench:
 
     def load_pipeline(self) -> Any:
         """A pipeline of one's own, to load LoRA weights into."""
-        index = self.fresh.spec.pipeline_class
-        pipeline = getattr(diffusers, index).from_pretrained(str(self.folder))
+        pipeline = type(self.fresh.pipeline).from_pretrained(str(self.folder))
         pipeline.set_progress_bar_config(disable=True)
         for module in pipeline.components.values():
             if isinstance(module, nn.Module):

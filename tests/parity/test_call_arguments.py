@@ -6,7 +6,6 @@ import inspect
 import json
 from typing import Any
 
-import diffusers
 import pytest
 
 from flow_factory.hparams import get_model_spec
@@ -30,7 +29,7 @@ def test_all_models_have_a_case() -> None:
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_the_pipeline_takes_every_argument_and_means_the_setting(case: Case) -> None:
     """The case's own calls are known to give the rollout's latents; what they leave out is the pipeline's default."""
-    pipeline_class = getattr(diffusers, get_model_spec(case.key).pipeline_class)
+    pipeline_class = type(case.build())
     parameters = inspect.signature(pipeline_class.__call__).parameters
     for setting in case.settings:
         arguments = call_arguments(case, setting)

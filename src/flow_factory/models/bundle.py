@@ -82,3 +82,8 @@ class ModelBundle(nn.Module):
                 )
 
         return refuse_direct_forward
+
+
+def has_gradient_checkpointing(module: nn.Module) -> bool:
+    """Whether a network can; diffusers gives the method that turns it on to those as well that cannot."""
+    return any(getattr(module, f"{private}supports_gradient_checkpointing", False) for private in ("_", ""))

@@ -25,9 +25,9 @@ def to_pil(picture: Tensor) -> Image.Image:
 
 
 def to_pixels(pipeline: Any, media: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Pixels [B, C, H, W] in [-1, 1], in the VAE's dtype, from uint8 images [C, H, W] of one size."""
+    """Pixels [B, C, H, W] in [-1, 1], in the VAE's dtype if there is one, from uint8 images [C, H, W] of one size."""
     pixels = pipeline.image_processor.preprocess(torch.stack(list(media)).float() / 255)
-    return pixels.to(device, pipeline.vae.dtype)
+    return pixels.to(device, getattr(pipeline, "vae", pipeline).dtype)
 
 
 def decode_images(pipeline: Any, latents: Tensor) -> list[Tensor]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import diffusers
+
 from flow_factory.checkpoints.selection import SavedWeights
 from flow_factory.contracts import Modality
 from flow_factory.errors import InputError
@@ -43,7 +45,12 @@ def model_card(
     if scores:
         about = "Means over the evaluation sets, at the first evaluation and at the last one up to this checkpoint."
         sections.append(f"## Evaluations of the run\n\n{about}\n\n{scores}")
-    loading = _loading(config, lora) if files is None else _loading_in_comfyui(config, files)
+    if files is not None:
+        loading = _loading_in_comfyui(config, files)
+    elif hasattr(diffusers, config.spec.pipeline_class):
+        loading = _loading(config, lora)
+    else:
+        loading = _loading_elsewhere(config, lora)
     sections.append("## How to load it\n\n" + loading)
     sections.append("The licence of the base model applies.")
     return "\n\n".join(sections) + "\n"
@@ -115,6 +122,16 @@ def _loading_in_comfyui(config: Arguments, files: Mapping[str, str]) -> str:
     first = names.models.get("transformer")
     where = f" (of two, on the {first.replace('_', ' ')} one)" if first else ""
     return f"{put} and load it with the node *Load LoRA* on the base model{where}, {end}"
+
+
+def _loading_elsewhere(config: Arguments, lora: bool) -> str:
+    """Of a pipeline class that is not diffusers' own (`PseudoPipeline`)."""
+    field = "resume_path" if lora else "model_name_or_path"
+    return (
+        f"`{config.spec.pipeline_class}` is no part of diffusers. In a configuration with `model_type: "
+        f"{config.model_args.model_type}`, give this folder as `model.{field}`, and name the module that registers the "
+        f"model under `plugins`."
+    )
 
 
 def _loading(config: Arguments, lora: bool) -> str:

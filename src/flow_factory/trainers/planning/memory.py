@@ -9,6 +9,7 @@ import torch
 
 from flow_factory.hparams import Arguments
 from flow_factory.models.abc import REFERENCE, BaseAdapter
+from flow_factory.models.bundle import has_gradient_checkpointing
 from flow_factory.models.components import pipeline_modules
 from flow_factory.models.shapes.runner import ShapeRuns, Trace, UnknownShapesError
 from flow_factory.trainers.abc import BaseTrainer
@@ -115,4 +116,4 @@ def traced_part(name: str, note: str, run: Callable[[], Trace]) -> MemoryPart:
 def has_checkpointing(runs: ShapeRuns) -> bool:
     """Whether every trained network can compute its activations again."""
     bundle = runs.adapter.bundle
-    return all(hasattr(bundle.component(name), "enable_gradient_checkpointing") for name in bundle.component_names)
+    return all(has_gradient_checkpointing(bundle.component(name)) for name in bundle.component_names)
