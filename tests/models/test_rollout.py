@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flow_factory.errors import InputError
+from flow_factory.hparams import get_model_spec
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.rollout import RolloutOutput
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
@@ -179,6 +180,7 @@ def test_the_rollout_walks_down_to_the_data() -> None:
 
     adapter = Exact()
     adapter.device, adapter._autocast_dtype = torch.device("cpu"), None
+    adapter.spec = get_model_spec("sd3-5")
     state = LatentState.single(torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)))
     sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
     grid = Grid.single(sigmas, 1000 * sigmas[:-1])
