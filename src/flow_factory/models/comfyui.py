@@ -146,7 +146,7 @@ class DiffusersNames(ComfyUINames):
     unread: tuple[str, ...] = ()
 
     def write(self, component: str, layers: Mapping[str, Factors]) -> dict[str, Tensor]:
-        _check_known([module for module in layers if module.startswith(self.unread)] if self.unread else [])
+        _check_known([module for module in layers if module.startswith(self.unread)])
         return {
             key: value
             for module, (down, up) in layers.items()
@@ -159,7 +159,7 @@ class Blocks:
     """The names in a list of blocks.
 
     Attributes:
-        own: The list's name in diffusers, `transformer_blocks`.
+        own: The list's full name in diffusers, `transformer_blocks`.
         theirs: Its name in ComfyUI.
         modules: The names of modules in a block, from diffusers' to ComfyUI's.
         fused: Names of modules in ComfyUI that diffusers has apart.
@@ -169,6 +169,9 @@ class Blocks:
     theirs: str
     modules: Mapping[str, str]
     fused: Mapping[str, Fusion] = field(default_factory=dict)
+
+
+_NONE = Blocks("", "", {})
 
 
 @dataclass(frozen=True)
@@ -182,23 +185,19 @@ class CheckpointNames(ComfyUINames):
     blocks: tuple[Blocks, ...]
 
     def write(self, component: str, layers: Mapping[str, Factors]) -> dict[str, Tensor]:
-        lists = {blocks.own: blocks for blocks in self.blocks}
         result: dict[str, Tensor] = {}
         unknown: list[str] = []
         for name, factors in layers.items():
-            own, _, rest = name.partition(".")
-            number, _, module = rest.partition(".")
-            blocks = lists.get(own)
-            fused = {} if blocks is None else {part: to for to, f in blocks.fused.items() for part in f.parts}
-            if blocks is not None and module in blocks.modules:
-                result |= _pair(f"diffusion_model.{blocks.theirs}.{number}.{blocks.modules[module]}", *factors)
-            elif blocks is not None and module in fused:
-                target = fused[module]
-                key = f"diffusion_model.{blocks.theirs}.{number}.{target}"
-                if f"{key}.lora_A.weight" not in result:
-                    result |= _pair(key, *blocks.fused[target].apply(layers, f"{own}.{number}."))
-            else:
+            blocks = next((blocks for blocks in self.blocks if name.startswith(f"{blocks.own}.")), _NONE)
+            number, _, module = name.removeprefix(f"{blocks.own}.").partition(".")
+            fused = next((to for to, fusion in blocks.fused.items() if module in fusion.parts), None)
+            block = f"diffusion_model.{blocks.theirs}.{number}."
+            if module in blocks.modules:
+                result |= _pair(block + blocks.modules[module], *factors)
+            elif fused is None:
                 unknown.append(name)
+            elif f"{block}{fused}.lora_A.weight" not in result:  # the first of its parts writes all
+                result |= _pair(block + fused, *blocks.fused[fused].apply(layers, f"{blocks.own}.{number}."))
         _check_known(unknown)
         return result
 
