@@ -127,7 +127,7 @@ def checkpoint_folder(path: str, modular_components: Collection[str] = ()) -> Pa
 
     try:
         return download(path, modular_components) if modular_components else Path(str(DiffusionPipeline.download(path)))
-    except (OSError, HfHubHTTPError, ValueError) as error:
+    except (OSError, HfHubHTTPError, ValueError, AttributeError) as error:  # the last: a class not in diffusers
         # The rest of the Hub's message speaks of its own arguments and of a traceback that is not shown.
         reason = str(error).split(" (Cannot find")[0].removeprefix(f"Cannot load model {path}: ")
         raise InputError(
