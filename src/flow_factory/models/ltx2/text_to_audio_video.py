@@ -19,6 +19,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from flow_factory.models.audio_video import AUDIO, VIDEO, AudioVideoAdapter, shared_grid, with_sound
+from flow_factory.models.comfyui import Blocks, CheckpointNames, checkpoint_keys
 from flow_factory.models.conditions import negative_texts
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.ltx2.conditions import JointPrompts, LTX2Condition
@@ -27,6 +28,12 @@ from flow_factory.models.ltx2.tokens import pack_audio, pack_video, unpack_audio
 from flow_factory.models.shifted_grid import linear_sigmas
 from flow_factory.models.videos import video_bytes
 from flow_factory.samples import ComponentTimes, Grid, LatentState, VideoWithSound
+
+_ATTENTIONS = ("attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
+_LAYERS = (
+    *(f"{a}.{layer}" for a in _ATTENTIONS for layer in ("to_q", "to_k", "to_v", "to_out.0", "to_gate_logits")),
+    *(f"{mlp}.{layer}" for mlp in ("ff", "audio_ff") for layer in ("net.0.proj", "net.2")),
+)
 
 
 class LTX2Adapter(AudioVideoAdapter[LTX2Condition]):
@@ -37,6 +44,10 @@ class LTX2Adapter(AudioVideoAdapter[LTX2Condition]):
     """
 
     condition_class = LTX2Condition
+    comfyui = CheckpointNames(  # a block's layers are called alike
+        checkpoint_keys("convert_ltx2_transformer_to_diffusers"),
+        (Blocks("transformer_blocks", "transformer_blocks", {name: name for name in _LAYERS}),),
+    )
 
     def load_pipeline(self) -> Any:
         return self.load_diffusers(LTX2Pipeline)
