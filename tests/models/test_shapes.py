@@ -116,6 +116,23 @@ def test_attention_is_fused() -> None:
     assert run(attend, [q, k, v], list(projections), None) == 4 * tensor + 2 * 4 * 128 * 4
 
 
+def test_attention_keeps_its_mask_as_numbers() -> None:
+    """A boolean mask of [L, L] costs four bytes for each entry in float32, as autograd says."""
+    q, k, v = (torch.randn(2, 4, 128, 16, requires_grad=True) for _ in range(3))
+    mask = torch.rand(2, 1, 128, 128) > 0.1
+    with SavedBytes(nn.Linear(1, 1)) as plain:
+        F.scaled_dot_product_attention(q, k, v)
+    with SavedBytes(nn.Linear(1, 1)) as masked:
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def attend(q: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = q.requires_grad_()
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    held = run(attend, [q, mask], [], None) - run(attend, [q], [], None)
+    assert held == masked.total - plain.total == 2 * 128 * 128 * 4
+
+
 UNKNOWN = (NotImplementedError, RuntimeError)
 
 
@@ -156,6 +173,19 @@ def test_values_that_are_written_to() -> None:
         for tensor in (mixed, counts):
             with pytest.raises(UNKNOWN):
                 tensor.sum().item()
+
+
+def test_unknown_numbers_equal_no_number() -> None:
+    """A network may ask whether it was given zeros alone; of nothing, everything holds."""
+    values = KnownValues()
+    known = values.to_meta(torch.tensor([0, 0, 3]))
+    with META, values:
+        pictures = torch.empty(2, 1 << 25, device="meta")  # more than are kept of known values
+        assert not torch.all(pictures == 0) and not (pictures[0] == 1.5).any()
+        assert torch.all(pictures[:, :0] == 0)
+        assert (known == 0).tolist() == [True, True, False]
+        with pytest.raises(UNKNOWN):
+            bool((pictures > 0).any())
 
 
 # The embedded pipeline -------------------------------------------------------------------------------------------

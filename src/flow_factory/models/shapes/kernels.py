@@ -1,7 +1,7 @@
 """What operations on the meta device must be told, so that they make the tensors that a GPU's would make.
 
 * Attention: on the meta device it would be written out, with its [L, L] scores. Fused kernels (flash, memory-efficient,
-  cuDNN) keep queries, keys, values, the output and a log-sum-exp per query.
+  cuDNN) keep queries, keys, values, the output, a log-sum-exp per query, and a mask as numbers.
 * Autocast: it acts on CPU and CUDA tensors only, so its casts are made here.
 """
 
@@ -33,16 +33,18 @@ class FusedAttention(torch.autograd.Function):
     """Scaled dot-product attention as far as memory goes."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         output = query.new_empty((*query.shape[:-1], value.shape[-1]))
         log_sum_exp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        # A boolean mask is made one that is added to the scores.
+        mask = mask.to(query.dtype) if mask is not None and mask.dtype == torch.bool else mask
+        ctx.save_for_backward(query, key, value, output, log_sum_exp, mask)
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value, _, _ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 class Kernels(TorchFunctionMode):
@@ -66,8 +68,8 @@ class Kernels(TorchFunctionMode):
         return _attention(*args, **kwargs) if attends else func(*args, **kwargs)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
-    return FusedAttention.apply(query, key, value)
+def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any) -> Any:
+    return FusedAttention.apply(query, key, value, attn_mask)
 
 
 def _cast(dtype: torch.dtype, args: Any, kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Networks that cut texts to their length, or put pictures between tokens, have shapes that depend on such values. Integer
 tensors that come in with values, and tensors that are made from numbers, keep them through operations on such tensors
-alone.
+alone. Numbers that nobody knows are equal to no number: a network may ask whether what it is given is all zeros.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 META = torch.device("meta")
 _KEPT_INTEGERS = 1 << 24  # a mask of attention scores may have more elements, and is not read
 _KEPT_FLOATS = 1 << 16  # a mask of ones may be made as floats
+_EQUALITIES = {Tensor.__eq__, Tensor.eq, torch.eq}
 _FACTORIES = {torch.arange, torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full}
 
 
@@ -60,6 +61,8 @@ class KnownValues(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not tensors and func in _FACTORIES and result.numel() <= _limit(result):
             self._remember(result, self._on_cpu(func, args, {**kwargs, "device": META}))
+        if func in _EQUALITIES and isinstance(result, Tensor) and len(tensors) == 1 and not known[0]:
+            self._values[result] = torch.zeros((), dtype=torch.bool, device="cpu").expand(result.shape)
         for written in (result, args[0] if func is Tensor.__setitem__ else None):
             if isinstance(written, Tensor) and any(written is tensor for tensor in tensors):
                 self._values.pop(written, None)  # no longer what it was
