@@ -53,7 +53,7 @@ class PromptCondition(Condition):
     negative_prompt_mask: Tensor | None = None
 
     @classmethod
-    def of(cls, positive: Prompts, negative: Prompts | None = None) -> PromptCondition:
+    def of(cls: type[PromptsT], positive: Prompts, negative: Prompts | None = None) -> PromptsT:
         """The condition of two encodings."""
         negative_embeds, negative_pooled, negative_mask = negative or (None, None, None)
         return cls(*positive, negative_embeds, negative_pooled, negative_mask)
