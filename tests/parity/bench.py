@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from flow_factory.contracts import Modality
 from flow_factory.distributed import Comm
-from flow_factory.hparams import load_config_from_mapping
+from flow_factory.hparams import get_model_spec, load_config_from_mapping
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.models.components import place
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.registry import get_adapter_class
 from flow_factory.models.rollout import RolloutOutput
-from flow_factory.samples import ConditionInputs
+from flow_factory.samples import ConditionInputs, LatentState, Trajectory
 from tests.models.support import generators, stir
 from tests.parity.case import Case, Setting
 
@@ -61,7 +61,7 @@ class Bench:
         self.case = case
         self.folder = folder
         self._results: dict[Any, Any] = {}
-        case.build().save_pretrained(folder, safe_serialization=True)
+        case.build().save_pretrained(str(folder), safe_serialization=True)
 
     # Both sides ----------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,11 @@ class Bench:
 
     def load_pipeline(self) -> Any:
         """A pipeline of one's own, to load LoRA weights into."""
-        pipeline = type(self.fresh.pipeline).from_pretrained(str(self.folder))
+        workflow = self.fresh.spec.workflow
+        extra = {} if workflow is None else {"workflow": workflow}
+        pipeline = type(self.fresh.pipeline).from_pretrained(str(self.folder), **extra)
+        if workflow is not None:
+            pipeline.load_components()
         pipeline.set_progress_bar_config(disable=True)
         for module in pipeline.components.values():
             if isinstance(module, nn.Module):
@@ -131,13 +135,24 @@ class Bench:
                 "num_inference_steps": self.case.steps,
                 "group_size": 2,
                 "unique_sample_num_per_epoch": 2,
-                "per_device_batch_size": 2,
+                "per_device_batch_size": min(2, get_model_spec(self.case.key).max_batch or 2),
                 "gradient_step_per_epoch": 1,
                 "seed": 11,
                 **self.case.generation,
             },
             "rewards": {"name": "dark", "reward_model": "brightness"},
         }
+
+    @cached_property
+    def batch(self) -> tuple[int, ...]:
+        """The rows of one forward: all three, or as many as the model takes."""
+        return (0, 1, 2)[: self.fresh.spec.max_batch]
+
+    @cached_property
+    def batches(self) -> list[tuple[int, ...]]:
+        """All rows, in such batches."""
+        size = len(self.batch)
+        return [tuple(range(start, min(start + size, 3))) for start in range(0, 3, size)]
 
     @cached_property
     def makes_videos(self) -> bool:
@@ -182,7 +197,13 @@ class Bench:
         inputs: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> RolloutOutput:
-        """The adapter's rollout for some rows of the inputs; `inputs` changes fields of theirs."""
+        """The adapter's rollout for some rows of the inputs; `inputs` changes fields of theirs.
+
+        A model that takes fewer rows at a time makes them in several rollouts.
+        """
+        if len(rows) > len(self.batch):
+            same = {"guidance": guidance, "steps": steps, "inputs": inputs, **keywords}
+            return _one_rollout([self.roll(adapter, setting, rows=(row,), **same) for row in rows])
         height, width = self.case.size
         return adapter.inference(
             self.condition(adapter, setting, rows, **(inputs or {})),
@@ -223,7 +244,8 @@ class Bench:
         arguments |= self.case.media_call([self.case.media[i] for i in rows])
         self.case.prepare(used, setting)
         with self.case.calling():
-            output = used(
+            output = self.case.invoke(
+                used,
                 **arguments,
                 **self.fresh.size_arguments(*self.case.size),
                 num_inference_steps=steps or self.case.steps,
@@ -265,6 +287,23 @@ def _joined(results: Sequence[Any]) -> Any:
     if isinstance(results[0], Mapping):
         return {name: torch.cat([one[name] for one in results]) for name in results[0]}
     return [item for one in results for item in one]
+
+
+def _one_rollout(outputs: Sequence[RolloutOutput]) -> RolloutOutput:
+    """The states and media of several rollouts as those of one; without what is pinned, which rows may have more of."""
+    first = outputs[0]
+    trajectory = first.trajectory
+    states = {index: _joined_states([out.trajectory.states[index] for out in outputs]) for index in trajectory.states}
+    media = None if first.media is None else [medium for out in outputs for medium in out.media or ()]
+    return RolloutOutput(Trajectory(first.grid, trajectory.noise_levels, states), media, first.grid)
+
+
+def _joined_states(states: Sequence[LatentState]) -> LatentState:
+    masks = states[0].masks
+    names = [name for name in states[0] if name not in masks or bool(masks[name].any())]
+    return LatentState.cat(
+        [LatentState({n: s[n] for n in names}, {n: m for n, m in s.masks.items() if n in names}) for s in states]
+    )
 
 
 def set_path(mapping: dict[str, Any], path: str, value: Any) -> None:

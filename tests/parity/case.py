@@ -65,6 +65,10 @@ def video_with_sound(out: Any) -> Any:
     return list(zip(out.frames, out.audio, strict=True))
 
 
+def _call(pipeline: Any, **arguments: Any) -> Any:
+    return pipeline(**arguments)
+
+
 def _scheduler_grid(scheduler: Any) -> tuple[Tensor, Tensor]:
     return scheduler.sigmas, scheduler.timesteps
 
@@ -99,6 +103,7 @@ class Case:
         prompts, negatives: One per row, of different lengths; a negative may be None.
         media: Condition media of each row by slot; none for models of text alone.
         media_call: The same for some rows as arguments of `pipeline(...)`.
+        invoke: How the pipeline is called; takes it and its arguments, of which `prompt` and `generator` are lists.
         prepare: Called with the pipeline and the setting before each call, for what no argument says: a guider's scale.
         calling: Entered around each call of `pipeline(...)`, for fields that it has as constants of its module.
         takes_negative: Whether `pipeline(...)` has a negative prompt.
@@ -134,6 +139,7 @@ class Case:
     negatives: Sequence[str | None] = (None, "blur", "blur")
     media: Sequence[Media] = ({}, {}, {})
     media_call: Callable[[Sequence[Media]], dict[str, Any]] = lambda rows: {}
+    invoke: Callable[..., Any] = _call
     prepare: Callable[[Any, Setting], None] = lambda pipeline, setting: None
     calling: Callable[[], AbstractContextManager[Any]] = nullcontext
     takes_negative: bool = True

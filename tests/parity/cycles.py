@@ -26,7 +26,8 @@ def cycle_config(bench: Bench, trainer: str, folder: Path) -> Arguments:
     for section in ("train", "eval"):
         del mapping[section]["max_sequence_length"]  # a field of another model
         mapping[section] |= {"resolution": list(case.size), **case.generation, **case.settings[-1].generation}
-    mapping["train"] |= {"max_epochs": 1, "per_device_batch_size": 2, "ema_decay": 0.0}
+    rows = min(2, bench.fresh.spec.max_batch or 2)
+    mapping["train"] |= {"max_epochs": 1, "per_device_batch_size": rows, "ema_decay": 0.0}
     if "rewards" in mapping:
         mapping["rewards"] = [{"name": "bright", "reward_model": "brightness"}]
     for path, value in case.train.items():

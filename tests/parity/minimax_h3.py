@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from diffusers import (
@@ -12,13 +13,16 @@ from diffusers import (
     MiniMaxH3Scheduler,
     MiniMaxH3Transformer3DModel,
 )
+from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
+from flow_factory.samples import LatentState
+from tests.parity.case import Setting, video_with_sound
 from tests.parity.parts import media_tokens, qwen_processor, qwen_text_config, qwen_tokenizer
 
 BLOCKS, REFINER_BLOCKS = 2, 1
-LAYERS = 4 + 2
-"""Linear layers of a block of either kind: self-attention, and an MLP whose gate is fused with its input."""
+LAYERS = (BLOCKS + REFINER_BLOCKS) * (4 + 2)
+"""Linear layers of blocks of either kind: self-attention, and an MLP whose gate is fused with its input."""
 HOP = 8
 SAMPLE_RATE = 40 * HOP
 """The sound has 40 latents a second."""
@@ -124,3 +128,34 @@ def pipeline(workflow: str) -> MiniMaxH3ModularPipeline:
         **{network: transformer()},
     )
     return made
+
+
+def call(made: Any, *, prompt: list[str], generator: list[Any], output_type: str, **arguments: Any) -> Any:
+    """One row, which is all that a call takes; it always decodes, and latents are left in its state."""
+    (text,), (own,) = prompt, generator
+    state = made(prompt=text, generator=own, output_type="pil", **arguments)
+    if output_type == "latent":
+        return SimpleNamespace(frames=state.get("latents"), audio=state.get("audio_latents")[None])
+    return SimpleNamespace(frames=state.get("videos"), audio=state.get("audio"))
+
+
+def layout(made: Any, state: LatentState) -> dict[str, Tensor]:
+    """As the pipeline's decoders take them."""
+    return {name: state[name] for name in ("video", "audio")}
+
+
+FAMILY: dict[str, Any] = {
+    "settings": (Setting("distilled", 1.0, inert=frozenset({"negative_prompt"})),),
+    "generation": {"num_frames": 124},
+    "call": {"num_frames": 124},
+    "size": (16, 32),
+    "grid_steps": (2, 4, 10),
+    "takes_negative": False,
+    "alone": True,
+    "invoke": call,
+    "layout": layout,
+    "output": video_with_sound,
+    "euler": lambda scheduler: scheduler,  # its steps are Euler's
+    "uncovered": (r".*\.adaln_proj\.linear",),
+}
+"""Fields of cases that all keys have in common."""

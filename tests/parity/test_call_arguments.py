@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from diffusers import ModularPipeline
 
 from flow_factory.hparams import get_model_spec
 from flow_factory.hparams.models.registry import _MODEL_SPEC_REGISTRY
@@ -29,8 +30,11 @@ def test_all_models_have_a_case() -> None:
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_the_pipeline_takes_every_argument_and_means_the_setting(case: Case) -> None:
     """The case's own calls are known to give the rollout's latents; what they leave out is the pipeline's default."""
-    pipeline_class = type(case.build())
-    parameters = inspect.signature(pipeline_class.__call__).parameters
+    pipeline = case.build()
+    if isinstance(pipeline, ModularPipeline):
+        parameters = {entry.name: entry for entry in pipeline.blocks.inputs}
+    else:
+        parameters = inspect.signature(type(pipeline).__call__).parameters
     for setting in case.settings:
         arguments = call_arguments(case, setting)
         assert arguments.keys() <= parameters.keys(), f"{setting.name}: {arguments.keys() - parameters.keys()}"

@@ -141,14 +141,15 @@ def test_activations_are_near_what_autograd_saves(bench: Bench) -> None:
     setting = bench.case.settings[-1]
     guidance, generation = bench.guidance(setting), bench.generation(setting)
     runs, real = shape_runs(bench), bench.fresh
-    rows = [runs.encode(bench.inputs([i]), guidance.needs_negative(), generation) for i in (0, 0)]
+    count = min(2, len(bench.batch))
+    rows = [runs.encode(bench.inputs([0]), guidance.needs_negative(), generation) for _ in range(count)]
     state = runs.adapter.prepare_latents(rows[0], generators([3]), *bench.case.size, generation)
     grid = runs.adapter.sigma_grid(bench.case.steps, state, rows[0], generation)
-    batch = Batch(runs, rows, 2, bench.case.size, generation, grid)
-    times = grid.times(0, 2, torch.device("cpu"))
+    batch = Batch(runs, rows, count, bench.case.size, generation, grid)
+    times = grid.times(0, count, torch.device("cpu"))
     traced = runs.predict(batch.state, times, batch.condition, guidance, train=True)
 
-    encoded = real.encode_inputs(bench.inputs([0, 0]), guidance.needs_negative(), generation)
+    encoded = real.encode_inputs(bench.inputs([0] * count), guidance.needs_negative(), generation)
     with SavedBytes(real.bundle) as saved:
         real.predict(batch.state, times, real.prepare_condition_state(encoded), guidance)
     assert saved.total / FACTOR < traced.held < saved.total * FACTOR

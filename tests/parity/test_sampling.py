@@ -70,12 +70,12 @@ def test_grid_is_the_pipelines_bit_for_bit(bench: Bench, number: int) -> None:
     """Pitfall 52: the trainer's sigma grid differs from the pipeline's. For 1, 4 and 10 steps, unless the case says."""
     setting, steps = bench.case.settings[0], bench.case.grid_steps[number]
     generation = bench.generation(setting)
-    condition = bench.condition(bench.fresh, setting)
+    condition = bench.condition(bench.fresh, setting, bench.batch)
     for name, scheduler in bench.schedulers.items():
         with bench.scheduled(scheduler):
             bench.reference(setting, rows=(0,), steps=steps)
             height, width = bench.case.size
-            state = bench.fresh.prepare_latents(condition, generators([0, 1, 2]), height, width, generation)
+            state = bench.fresh.prepare_latents(condition, generators(list(bench.batch)), height, width, generation)
             before = copy.deepcopy(bench.fresh.pipeline.scheduler.__dict__)
             sigmas, timesteps = bench.case.grid(bench.pipeline.scheduler)
             if sigmas.isnan().any():  # a terminal shift divides 0 by 0 for a single step

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +29,39 @@ def test_first_ratio_is_exactly_one(bench: Bench) -> None:
     for setting in bench.case.settings:
         guidance = bench.guidance(setting)
         encoded = bench.condition(adapter, setting)
-        length = adapter.sigma_grid(bench.case.steps, _noise(bench, adapter), encoded).length
+        together = bench.condition(adapter, setting, bench.batch)
+        length = adapter.sigma_grid(bench.case.steps, _noise(bench, adapter, bench.batch), together).length
         levels = [0.7 if i in (0, length - 2) else 0.0 for i in range(length)]
         for dynamics in (d for d in bench.fresh.spec.dynamics if Dynamics(d).stochastic):
+            same = {"size": bench.case.size, "levels": levels, "steps": bench.case.steps, "dynamics": dynamics}
+            rows = [encoded.row(0), encoded.row(1)]
             with adapter.rollout():
-                samples = on_policy_samples(
-                    adapter, [encoded.row(0), encoded.row(1)], guidance, size=bench.case.size,
-                    levels=levels, steps=bench.case.steps, dynamics=dynamics,
-                )  # fmt: skip
+                if len(bench.batch) == 1:
+                    batches = [on_policy_samples(adapter, [row], guidance, members=1, **same) for row in rows]
+                else:
+                    samples = on_policy_samples(adapter, rows, guidance, **same)
+                    batches = [[samples[i] for i in (2, 0, 3, 1)]]
             with adapter.train():
-                ratios = replayed_ratios(adapter, [samples[i] for i in (2, 0, 3, 1)], guidance, dynamics)
-            assert ratios.shape == (2, 4)
+                ratios = torch.cat([replayed_ratios(adapter, b, guidance, dynamics) for b in batches], dim=1)
+            assert ratios.shape == (2, sum(map(len, batches)))
             assert torch.equal(ratios, torch.ones_like(ratios)), f"{setting.name}, {dynamics}: {ratios}"
 
 
-def _noise(bench: Bench, adapter: BaseAdapter[Any]) -> LatentState:
-    condition = bench.condition(adapter, bench.case.settings[0])
-    return adapter.prepare_latents(condition, generators(list(SEEDS)), *bench.case.size)
+def _noise(bench: Bench, adapter: BaseAdapter[Any], rows: Sequence[int]) -> LatentState:
+    condition = bench.condition(adapter, bench.case.settings[0], rows)
+    return adapter.prepare_latents(condition, generators([SEEDS[row] for row in rows]), *bench.case.size)
 
 
 def largest_gradients(bench: Bench, adapter: BaseAdapter[Any]) -> dict[str, float]:
     """The largest gradient of every parameter, over all settings and two steps, for a random functional."""
     largest: dict[str, float] = {}
-    for setting in bench.case.settings:
-        condition = adapter.prepare_condition_state(bench.condition(adapter, setting))
-        state = _noise(bench, adapter)
+    for setting, rows in itertools.product(bench.case.settings, bench.batches):
+        condition = adapter.prepare_condition_state(bench.condition(adapter, setting, rows))
+        state = _noise(bench, adapter, rows)
         grid = adapter.sigma_grid(bench.case.steps, state, condition)
         for step in (0, grid.length - 1):
             with adapter.pin():
-                velocity = adapter.predict(state, grid.times(step, len(SEEDS)), condition, bench.guidance(setting))
+                velocity = adapter.predict(state, grid.times(step, len(rows)), condition, bench.guidance(setting))
                 generator = torch.Generator().manual_seed(step)
                 terms = [(v * torch.randn(v.shape, generator=generator)).sum() for _, v in velocity.items()]
                 torch.stack(terms).sum().backward()

@@ -71,6 +71,9 @@ class ShapeRuns:
         self._modes: tuple[AbstractContextManager[Any], ...] = ()
         for name, module in pipeline_modules(adapter.pipeline).items():
             self._enclose(name, module)
+            trunk = getattr(module, "model", None)
+            if isinstance(trunk, nn.Module):  # pipelines may enter a language model beside its head
+                self._enclose(name, trunk)
         for parameters in adapter.weights.roles.values():
             for parameter in parameters.values():
                 # Gradients are counted by themselves.
