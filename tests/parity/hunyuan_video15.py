@@ -11,12 +11,13 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     HunyuanVideo15Transformer3DModel,
 )
+from diffusers.loaders.single_file_utils import convert_hunyuan_video_transformer_to_diffusers
 from torch import Tensor
 from transformers import ByT5Tokenizer, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
 from tests.parity.case import Setting
-from tests.parity.parts import qwen_text_config, qwen_tokenizer
+from tests.parity.parts import add_to_weights, qwen_text_config, qwen_tokenizer
 
 # 8 projections and 4 MLP layers a block, less the last block's text stream: 2 projections and its MLP. The block that
 # refines the prompt's tokens has 4 projections and 2 MLP layers.
@@ -98,6 +99,28 @@ def autoencode(pipeline: Any, pixels: Tensor) -> Tensor:
     """The VAE alone, row by row."""
     pipeline.vae.enable_slicing()
     return pipeline.vae.decode(pipeline.vae.encode(pixels).latent_dist.mode()).sample
+
+
+def from_checkpoint(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Diffusers' converter of HunyuanVideo's checkpoints, whose blocks are those of 1.5, from ComfyUI's names.
+
+    The published names have an underscore where ComfyUI has a point; it reads a LoRA under both.
+    """
+    published = [
+        ("_attn.qkv.", "_attn_qkv."),
+        ("_attn.proj.", "_attn_proj."),
+        ("mlp.0.", "mlp.fc1."),
+        ("mlp.2.", "mlp.fc2."),
+    ]
+    renamed: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        for ours, theirs in published:
+            name = name.replace(ours, theirs)
+        renamed[name] = value
+    return convert_hunyuan_video_transformer_to_diffusers(renamed)
+
+
+load_comfyui = add_to_weights(from_checkpoint)
 
 
 def load_lora(pipeline: Any, file: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from diffusers import FlowMatchEulerDiscreteScheduler, HunyuanVideo15Pipeline
 
 from tests.parity.case import Case, Setting, video_frames
-from tests.parity.hunyuan_video15 import LENGTH, WRAPPED, autoencode, load_lora, parts, prepare
+from tests.parity.hunyuan_video15 import LENGTH, WRAPPED, autoencode, load_comfyui, load_lora, parts, prepare
 from tests.parity.parts import seeded
 
 CASES = [
@@ -26,6 +26,7 @@ CASES = [
         schedulers={"shifted": FlowMatchEulerDiscreteScheduler(shift=2.0)},
         autoencode=autoencode,
         load_lora=load_lora,
+        load_comfyui=load_comfyui,
         wrapped=WRAPPED,
     ),
 ]

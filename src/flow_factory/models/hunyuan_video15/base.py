@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flow_factory.models.comfyui import LORA_KEYS, Blocks, CheckpointNames, Fusion
 from flow_factory.models.conditions import negative_texts
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.hunyuan_video15.conditions import GlyphCondition, Texts, collate_texts, without_padding
@@ -37,6 +38,34 @@ class HunyuanVideo15Adapter(VideoAdapter):
     """
 
     condition_class = GlyphCondition
+    comfyui = CheckpointNames(
+        f"{LORA_KEYS}, with the names in "
+        "https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/ldm/hunyuan_video/model.py",
+        (
+            Blocks(
+                "transformer_blocks",
+                "double_blocks",
+                {
+                    "attn.to_out.0": "img_attn.proj",
+                    "attn.to_add_out": "txt_attn.proj",
+                    "ff.net.0.proj": "img_mlp.0",
+                    "ff.net.2": "img_mlp.2",
+                    "ff_context.net.0.proj": "txt_mlp.0",
+                    "ff_context.net.2": "txt_mlp.2",
+                },
+                {
+                    "img_attn.qkv": Fusion(("attn.to_q", "attn.to_k", "attn.to_v")),
+                    "txt_attn.qkv": Fusion(("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")),
+                },
+            ),
+            Blocks(
+                "context_embedder.token_refiner.refiner_blocks",
+                "txt_in.individual_token_refiner.blocks",
+                {"attn.to_out.0": "self_attn.proj", "ff.net.0.proj": "mlp.0", "ff.net.2": "mlp.2"},
+                {"self_attn.qkv": Fusion(("attn.to_q", "attn.to_k", "attn.to_v"))},
+            ),
+        ),
+    )
 
     def load_sliced(self, cls: type[Any]) -> Any:
         """The pipeline of a class, whose VAE takes rows one by one."""
