@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flow_factory.errors import InputError
 from flow_factory.models.comfyui import DiffusersNames, Factors, Fusion, fuse
+from flow_factory.models.minimax_h3.comfyui import NAMES
 from flow_factory.models.registry import get_adapter_class
 
 RANK = 2
@@ -127,6 +128,27 @@ def test_lumina2_has_the_names_of_its_checkpoint() -> None:
     assert_same(converted, deltas(state, "transformer."))
     # Its LoRA converter wants adaptive norms in the other lists of blocks.
     loaded = lora_conversion_utils._convert_non_diffusers_lumina2_lora_to_diffusers(dict(written))
+    assert_same(deltas(loaded, "transformer."), deltas(state, "transformer."))
+
+
+def test_minimax_h3_has_the_names_of_its_checkpoint() -> None:
+    """Its gate's rows are above the value's there, below them in diffusers."""
+    modules = {
+        f"{block}.{name}": shape
+        for block in ("transformer_blocks.0", "transformer_blocks.1", "token_refiner.refiner_blocks.0")
+        for name, shape in {
+            **{f"attn.to_{part}": (8, 8) for part in ("q", "k", "v", "out.0")},
+            "ff.net.0.proj": (12, 8),
+            "ff.net.2": (8, 6),
+        }.items()
+    }
+    state = lora({f"transformer.{name}": shape for name, shape in modules.items()})
+    (written,) = NAMES.convert(state).values()
+    converted = single_file_utils.convert_minimax_h3_transformer_checkpoint_to_diffusers(
+        deltas(written, "diffusion_model."), config={}
+    )
+    assert_same(converted, deltas(state, "transformer."))
+    loaded = lora_conversion_utils._convert_non_diffusers_minimax_h3_lora_to_diffusers(dict(written))
     assert_same(deltas(loaded, "transformer."), deltas(state, "transformer."))
 
 

@@ -163,12 +163,14 @@ class Blocks:
         theirs: Its name in ComfyUI.
         modules: The names of modules in a block, from diffusers' to ComfyUI's.
         fused: Names of modules in ComfyUI that diffusers has apart.
+        swapped: Of `modules`, those whose two halves of rows are the other way round in ComfyUI.
     """
 
     own: str
     theirs: str
     modules: Mapping[str, str]
     fused: Mapping[str, Fusion] = field(default_factory=dict)
+    swapped: tuple[str, ...] = ()
 
 
 _NONE = Blocks("", "", {})
@@ -193,7 +195,9 @@ class CheckpointNames(ComfyUINames):
             fused = next((to for to, fusion in blocks.fused.items() if module in fusion.parts), None)
             block = f"diffusion_model.{blocks.theirs}.{number}."
             if module in blocks.modules:
-                result |= _pair(block + blocks.modules[module], *factors)
+                down, up = factors
+                up = torch.cat(up.chunk(2)[::-1]) if module in blocks.swapped else up
+                result |= _pair(block + blocks.modules[module], down, up)
             elif fused is None:
                 unknown.append(name)
             elif f"{block}{fused}.lora_A.weight" not in result:  # the first of its parts writes all

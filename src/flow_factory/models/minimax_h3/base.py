@@ -24,6 +24,7 @@ from flow_factory.errors import InputError
 from flow_factory.hparams.models.folder import component_config
 from flow_factory.models.audio_video import AUDIO, VIDEO, AudioVideoAdapter, with_sound
 from flow_factory.models.guidance import GuidanceSpec
+from flow_factory.models.minimax_h3.comfyui import NAMES
 from flow_factory.models.minimax_h3.conditions import PackedCondition, PackedText
 from flow_factory.models.minimax_h3.layout import Built, Layout, pack_audio, pack_video, unpack_audio, unpack_video
 from flow_factory.models.modular import run_blocks
@@ -45,6 +46,7 @@ class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
     """
 
     condition_class = PackedCondition
+    comfyui = NAMES
     network_name: ClassVar[str] = "transformer"
     components: ClassVar[tuple[str, ...]] = (VIDEO, AUDIO)
 
