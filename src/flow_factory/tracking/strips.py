@@ -60,7 +60,8 @@ def waveform(sound: Audio, width: int) -> Image.Image:
     channels, count = samples.shape
     drawn = samples if channels <= _MAX_CHANNELS else samples.mean(axis=0, keepdims=True)
     picture = _stacked([_envelope(channel, width) for channel in drawn])
-    facts = [f"{count / sound.sample_rate:.2f} s", f"{sound.sample_rate / 1000:g} kHz"]
+    seconds = count / sound.sample_rate
+    facts = [f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms", f"{sound.sample_rate / 1000:g} kHz"]
     facts += [f"{channels} channels" if channels > 1 else "mono", f"peak {np.abs(samples).max(initial=0.0):.2f}"]
     return _stacked([picture, _line(f"sound: {', '.join(facts)}", width)])
 
@@ -112,6 +113,7 @@ def _envelope(channel: np.ndarray, width: int) -> Image.Image:
         scale = (WAVE_HEIGHT - 1) / 2
         tops = np.round((1 - np.maximum.reduceat(values, starts)) * scale)
         bottoms = np.round((1 - np.minimum.reduceat(values, starts)) * scale)
+        tops[1:], bottoms[1:] = np.minimum(tops[1:], bottoms[:-1]), np.maximum(bottoms[1:], tops[:-1])  # no gaps
         rows = np.arange(WAVE_HEIGHT)[:, None]
         pixels[(rows >= tops) & (rows <= bottoms)] = _WAVE
     return Image.fromarray(pixels)

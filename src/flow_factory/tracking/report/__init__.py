@@ -51,7 +51,7 @@ def write_report(folders: Sequence[str | os.PathLike[str]], output: str | os.Pat
     target = _target(paths, output)
     if len(runs) > 1:
         name_apart(runs)
-    page = render_page(runs)
+    page = render_page(runs, target.parent)
     try:
         atomic_write_bytes(target, _storable(page).encode("utf-8"))
     except OSError as error:

@@ -23,6 +23,7 @@ from flow_factory.tracking.report.series import (
     running_mean,
     with_spread,
 )
+from flow_factory.tracking.report.settings import made_by
 
 # "<dataset>/" stands before what belongs to one of several datasets.
 _REWARD_MEAN = re.compile(r"^(?:(?P<source>.+?)/)?reward/(?P<name>.+)/mean$")
@@ -293,10 +294,11 @@ def _time_figures(runs: Sequence[RunRecord]) -> list[Figure]:
         series = [(key[len(_SECONDS) :], extract(runs[0].of_kind("cycle"), key, "cycle")) for key in phases]
         shown = [(name, s) for name, s in series if any(s.y)]  # evaluations happen between cycles
         lines = [Line(name, s, colour=index) for index, (name, s) in enumerate(shown)]
-    speed = _per_run(runs, lambda run: _derived(run, _images_per_second), "images per second")
+    unit = made_by(runs)
+    speed = _per_run(runs, lambda run: _derived(run, _samples_per_second), f"{unit} per second")
     return [
         _figure("time", "Seconds a cycle", about, lines),
-        _figure("time", "Images per second", "The cycle's samples over its whole time.", speed),
+        _figure("time", f"{unit.capitalize()} per second", "The cycle's samples over its whole time.", speed),
     ]
 
 
@@ -306,7 +308,7 @@ def cycle_seconds(row: dict[str, Any]) -> float | None:
     return float(sum(found)) if found else None
 
 
-def _images_per_second(row: dict[str, Any]) -> float | None:
+def _samples_per_second(row: dict[str, Any]) -> float | None:
     """Samples of a cycle row over its seconds, or None if it does not know them."""
     seconds, samples = cycle_seconds(row), row.get("samples")
     return samples / seconds if seconds and is_number(samples) else None  # type: ignore[operator]

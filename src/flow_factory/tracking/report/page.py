@@ -1,7 +1,8 @@
 """The page: what is said about the runs, put into the template together with its style and script.
 
-The page opens from a folder, without a network: pictures are data URIs, charts are inline SVG, and a content security
-policy allows this one style and this one script by their hashes and nothing else. Names, prompts and settings come from
+The page opens from a folder, without a network: pictures and what plays are data URIs, charts are inline SVG, and a
+content security policy allows this one style and this one script by their hashes and nothing else. Videos that are too
+large are linked: the policy then also allows files that lie where the page does. Names, prompts and settings come from
 users, so every text is escaped.
 """
 
@@ -15,15 +16,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from flow_factory.tracking.formatting import format_duration, format_number
 from flow_factory.tracking.report.catalog import SECTIONS, readable
 from flow_factory.tracking.report.figures import Figure, build_figures, cycle_seconds
-from flow_factory.tracking.report.pictures import Gallery, galleries
+from flow_factory.tracking.report.pictures import GRID_LIMIT, Gallery, galleries
 from flow_factory.tracking.report.read import RunRecord
 from flow_factory.tracking.report.series import extract, is_number
-from flow_factory.tracking.report.settings import compare_environments, compare_settings, flatten, settings_of
+from flow_factory.tracking.report.settings import compare_environments, compare_settings, flatten, made_by, settings_of
 
 # In the head of every report, so that a report is written over and another file is not.
 MARK = '<meta name="generator" content="flow-factory report">'
@@ -50,11 +52,12 @@ class Headline:
     when: str
 
 
-def render_page(runs: Sequence[RunRecord], now: float | None = None) -> str:
+def render_page(runs: Sequence[RunRecord], folder: Path, now: float | None = None) -> str:
     """The HTML of a report.
 
     Args:
         runs: One run, or several to compare.
+        folder: Where the page will lie.
         now: Seconds since the epoch that the page says it was made at; the present.
     """
     import jinja2
@@ -63,6 +66,7 @@ def render_page(runs: Sequence[RunRecord], now: float | None = None) -> str:
     shown = {figure.section for figure in figures} | ({"monitors"} if any(r.of_kind("alarm") for r in runs) else set())
     style, script = _asset("style.css"), _asset("report.js")
     several = len(runs) > 1
+    shown_galleries = galleries(runs, folder, limit=1 if several else GRID_LIMIT)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -71,6 +75,7 @@ def render_page(runs: Sequence[RunRecord], now: float | None = None) -> str:
         mark=_safe(MARK),
         title=" and ".join(run.name for run in runs),
         several=several,
+        noun=made_by(runs).replace("images", "pictures"),
         runs=runs,
         facts=_facts(runs),
         headlines=_headlines(runs),
@@ -81,8 +86,9 @@ def render_page(runs: Sequence[RunRecord], now: float | None = None) -> str:
         ],
         safe=_safe,
         alarms=[(run.name, row) for run in runs for row in run.of_kind("alarm")],
-        galleries=[] if several else galleries(runs[0]),
-        final_galleries=_final_galleries(runs) if several else [],
+        media_sources=_media_sources(shown_galleries),
+        galleries=[] if several else shown_galleries[0],
+        final_galleries=_final_galleries(runs, shown_galleries) if several else [],
         settings={} if several else settings_of(runs[0]),
         differences=compare_settings(runs) if several else [],
         environments=compare_environments(runs),
@@ -134,7 +140,7 @@ def _facts(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
         ("Cycles", [_cycles(run) for run in runs]),
         ("Optimizer steps", [f"{max((row['step'] for row in run.rows), default=0):,}" for run in runs]),
         ("Time", [_wall_time(run) for run in runs]),
-        ("Images per second", [_speed(run) for run in runs]),
+        (f"{made_by(runs).capitalize()} per second", [_speed(run) for run in runs]),
         ("Trainer", [str(run.setting("train.trainer_type", "")) for run in runs]),
         ("Model", [_model(run) for run in runs]),
         ("Weights", [_weights(run) for run in runs]),
@@ -259,8 +265,19 @@ def _headline(first: float, last: float | None, when: str) -> Headline:
     return Headline(format_number(first), format_number(last), sign + format_number(abs(change)), rose, when)
 
 
-def _final_galleries(runs: Sequence[RunRecord]) -> list[tuple[str, list[tuple[RunRecord, Gallery | None]]]]:
+def _final_galleries(
+    runs: Sequence[RunRecord], found: Sequence[Sequence[Gallery]]
+) -> list[tuple[str, list[tuple[RunRecord, Gallery | None]]]]:
     """The last sheets of several runs, by dataset."""
-    found = [{gallery.dataset: gallery for gallery in galleries(run, limit=1)} for run in runs]
-    datasets = dict.fromkeys(name for by_name in found for name in by_name)
-    return [(name, [(run, by_name.get(name)) for run, by_name in zip(runs, found, strict=True)]) for name in datasets]
+    named = [{gallery.dataset: gallery for gallery in of_run} for of_run in found]
+    datasets = dict.fromkeys(name for by_name in named for name in by_name)
+    return [(name, [(run, by_name.get(name)) for run, by_name in zip(runs, named, strict=True)]) for name in datasets]
+
+
+def _media_sources(found: Sequence[Sequence[Gallery]]) -> str:
+    """From where the page may play something."""
+    players = [p for of_run in found for gallery in of_run for picture in gallery.pictures for p in picture.players]
+    if not players:
+        return "'none'"
+    # Browsers differ in whether a file beside a page that was opened from a folder is of the page's own origin.
+    return "data: 'self' file:" if any(player.linked for player in players) else "data:"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from flow_factory.tracking.report.players import Player, PlayFile, choose_embedded, make_players
 from flow_factory.tracking.report.read import GridFile, RunRecord
 from flow_factory.tracking.report.series import evenly
+from flow_factory.tracking.report.settings import makes_videos
 
 # Sheets of one dataset on a page.
 GRID_LIMIT = 24
@@ -28,6 +32,7 @@ class Picture:
         alt: What it shows, in words.
         size: Width and height in pixels, as embedded.
         scaled: Whether it is smaller or more compressed than the file.
+        players: Videos and sounds that belong to it.
     """
 
     cycle: int
@@ -35,6 +40,7 @@ class Picture:
     alt: str
     size: tuple[int, int]
     scaled: bool
+    players: tuple[Player, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,14 @@ class Gallery:
         pictures: Ascending by cycle; never empty.
         prompts: The prompts of the pictures.
         total: Sheets in the run folder.
+        of_videos: Whether they are of videos.
     """
 
     dataset: str
     pictures: tuple[Picture, ...]
     prompts: tuple[str, ...]
     total: int
+    of_videos: bool = False
 
     @property
     def first(self) -> Picture:
@@ -73,27 +81,58 @@ class Gallery:
             notes.append(
                 f"Large sheets are shown scaled down or compressed; the originals are in samples/{self.dataset}/."
             )
+        if any(player.linked for picture in self.pictures for player in picture.players):
+            notes.append(
+                "Videos of some sheets are too large to be inside the page: they play as long as it lies where it was "
+                "made."
+            )
         return " ".join(notes)
 
 
-def galleries(run: RunRecord, limit: int = GRID_LIMIT) -> list[Gallery]:
-    """The contact sheets of a run by dataset.
+def galleries(runs: Sequence[RunRecord], page_folder: Path, limit: int = GRID_LIMIT) -> list[list[Gallery]]:
+    """The contact sheets of each run by dataset, with what plays.
+
+    Of all files that play, those of the last sheets come first into the page, then those of the first sheets.
 
     Args:
-        run: The run.
+        runs: The runs of the page.
+        page_folder: Where the page lies.
         limit: Sheets per dataset; beyond it evenly spaced ones are taken, the first and the last among them. With 1 it
             is the last.
     """
-    found = []
-    for dataset, grids in run.grids.items():
-        chosen = [grids[-1]] if limit == 1 else [grids[i] for i in evenly(len(grids), limit)]
-        prompts = tuple(run.captions.get(dataset, ()))
-        pictures = tuple(_picture(grid, dataset, prompts) for grid in chosen)
-        found.append(Gallery(dataset, pictures, prompts, len(grids)))
-    return found
+    chosen = [{dataset: _choose(grids, limit) for dataset, grids in run.grids.items()} for run in runs]
+    embedded = choose_embedded(_by_rank([grids for of_run in chosen for grids in of_run.values()]))
+    return [
+        [
+            Gallery(
+                dataset,
+                tuple(_picture(grid, dataset, prompts, embedded, page_folder) for grid in grids),
+                prompts,
+                len(run.grids[dataset]),
+                makes_videos(run) or any(file.path.suffix == ".mp4" for grid in grids for file in grid.players),
+            )
+            for dataset, grids in of_run.items()
+            for prompts in [tuple(run.captions.get(dataset, ()))]
+        ]
+        for run, of_run in zip(runs, chosen, strict=True)
+    ]
 
 
-def _picture(grid: GridFile, dataset: str, prompts: tuple[str, ...]) -> Picture:
+def _choose(grids: Sequence[GridFile], limit: int) -> list[GridFile]:
+    return [grids[-1]] if limit == 1 else [grids[i] for i in evenly(len(grids), limit)]
+
+
+def _by_rank(galleries: Sequence[Sequence[GridFile]]) -> list[PlayFile]:
+    """Files of the last sheet of each gallery, of the first ones, and then of the others, newest first."""
+    ranked = [[grids[-1], *grids[:1], *reversed(grids[1:-1])] for grids in galleries]
+    longest = max(map(len, ranked), default=0)
+    files = [file for rank in range(longest) for grids in ranked if rank < len(grids) for file in grids[rank].players]
+    return list(dict.fromkeys(files))  # the last sheet may be the first one, too
+
+
+def _picture(
+    grid: GridFile, dataset: str, prompts: tuple[str, ...], embedded: frozenset[Path], page_folder: Path
+) -> Picture:
     content = grid.path.read_bytes()
     kind, size, scaled = "png", grid.size, False
     if len(content) > MAX_BYTES or grid.size[0] > MAX_WIDTH:
@@ -105,7 +144,8 @@ def _picture(grid: GridFile, dataset: str, prompts: tuple[str, ...]) -> Picture:
     if prompts:
         more = ", ..." if len(prompts) > _NAMED_PROMPTS else ""
         alt += f", for the prompts: {'; '.join(prompts[:_NAMED_PROMPTS])}{more}"
-    return Picture(grid.cycle, uri, alt, size, scaled)
+    players = make_players(grid.players, prompts, when, embedded, page_folder)
+    return Picture(grid.cycle, uri, alt, size, scaled, players)
 
 
 def _compressed(content: bytes) -> tuple[bytes, tuple[int, int]]:

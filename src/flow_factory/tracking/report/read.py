@@ -20,6 +20,7 @@ from typing import Any, Literal
 from flow_factory.checkpoints import values
 from flow_factory.checkpoints.manifest import list_checkpoints
 from flow_factory.errors import InputError
+from flow_factory.tracking.report.players import PlayFile, read_players
 from flow_factory.tracking.report.series import is_number
 from flow_factory.tracking.run_folder import CHECKPOINTS, CONFIG, METRICS, OVERRIDES, RESULT, SAMPLES, is_in_use
 
@@ -49,11 +50,13 @@ class GridFile:
         cycle: Finished cycles when it was made.
         path: The PNG file; it has been seen to decode.
         size: Width and height in pixels.
+        players: Videos and sounds that belong to it.
     """
 
     cycle: int
     path: Path
     size: tuple[int, int]
+    players: tuple[PlayFile, ...] = ()
 
 
 @dataclass
@@ -331,7 +334,10 @@ def _read_samples(run: RunRecord) -> None:
             if size is None:
                 run.problems.append(f"{SAMPLES}/{folder.name}/{path.name} is no whole picture and is left out")
             else:
-                grids.append(GridFile(int(match[1]), path, size))
+                players, damaged = read_players(path.with_suffix(""))
+                grids.append(GridFile(int(match[1]), path, size, players))
+                place = f"{SAMPLES}/{folder.name}/{path.stem}"
+                run.problems += [f"{place}/{name} is no whole file and is left out" for name in damaged]
         grids = _without_dropped(run, folder.name, grids)
         if grids:
             run.grids[folder.name] = sorted(grids, key=lambda grid: grid.cycle)

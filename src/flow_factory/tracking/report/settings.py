@@ -82,6 +82,23 @@ def compare_environments(runs: Sequence[RunRecord]) -> list[Difference]:
     return _compare([flatten(run.environment) for run in runs])
 
 
+def makes_videos(run: RunRecord) -> bool:
+    """Whether a run's model makes videos; False if the model is not ours to know."""
+    from flow_factory.contracts import Modality
+    from flow_factory.hparams.models.registry import get_model_spec
+
+    try:
+        return Modality.VIDEO in get_model_spec(str(run.setting("model.model_type"))).io.outputs
+    except InputError:
+        return False
+
+
+def made_by(runs: Sequence[RunRecord]) -> str:
+    """What runs make: "images", "videos", or "samples" where some make one and some the other."""
+    kinds = {makes_videos(run) for run in runs}
+    return "samples" if len(kinds) > 1 else "videos" if kinds == {True} else "images"
+
+
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings and lists of mappings as one mapping of dotted names to values; lists of scalars stay whole."""
     if isinstance(value, Mapping) and (value or not prefix):

@@ -13,7 +13,10 @@
     const label = gallery.querySelector("output");
     const show = () => {
       const index = Number(slider.value) - 1;
-      figures.forEach((figure, i) => figure.classList.toggle("off", i !== index));
+      figures.forEach((figure, i) => {
+        figure.classList.toggle("off", i !== index);
+        if (i !== index) figure.querySelectorAll("video, audio").forEach((player) => player.pause());
+      });
       label.textContent = "cycle " + figures[index].dataset.cycle;
       slider.setAttribute("aria-valuetext", label.textContent);
     };
@@ -25,7 +28,7 @@
   // The arrow keys move the pictures that are on the screen, whatever has the focus, unless a chart or a field uses them.
   document.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    const busy = event.target.closest && event.target.closest("input, svg.chart");
+    const busy = event.target.closest && event.target.closest("input, svg.chart, video, audio");
     if (!step || busy || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     const seen = sliders.find(({ gallery }) => {
       const box = gallery.getBoundingClientRect();
