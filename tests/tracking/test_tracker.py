@@ -206,3 +206,31 @@ def test_redaction_reaches_nested_values_and_leaves_numbers():
         "a": [{"token": "<redacted>", "token_count": 3}],
         "b": ({"secret": ""}, {"api_key": None}),
     }
+
+
+def test_videos_go_to_trackers_that_play_files(make_config, tmp_path, monkeypatch, caplog):
+    config = make_config()
+    tracker = Tracker(config, prepare_run_folder(config))
+    logged = []
+
+    class Video:
+        def __init__(self, path, caption, format):
+            self.told = (path, caption, format)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Video=Video))
+    videos = [(tmp_path / "000.mp4", "a dog"), (tmp_path / "001.mp4", "a cat")]
+    tracker.log_videos("samples/toy", videos)  # no tracker
+    for name in ("tensorboard", "wandb"):
+        tracker._backend = SimpleNamespace(name=name, log=logged.append, finish=lambda: None)
+        tracker.log_videos("samples/toy", videos)
+        tracker.log_videos("samples/toy", [])
+    assert [{name: video.told for name, video in row.items()} for row in logged] == [
+        {
+            "samples/toy/000": (str(tmp_path / "000.mp4"), "a dog", "mp4"),
+            "samples/toy/001": (str(tmp_path / "001.mp4"), "a cat", "mp4"),
+        }
+    ]
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # a release without it: the tracker is left out
+    tracker.log_videos("samples/toy", videos)
+    assert tracker._backend is None and "left out from now on" in caplog.text
+    tracker.close()
