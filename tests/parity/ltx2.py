@@ -117,22 +117,14 @@ def vocoder() -> LTX2Vocoder:
 
 def connectors(**config: Any) -> LTX2TextConnectors:
     """Those of 2.0, which share a projection."""
-    stream = {"attention_head_dim": WIDTH // HEADS}
-    return LTX2TextConnectors(
-        caption_channels=WIDTH,
-        text_proj_in_factor=TEXT_LAYERS + 1,
-        **{
-            f"{name}_connector_{field}": value
-            for name in ("video", "audio")
-            for field, value in {
-                "num_attention_heads": HEADS,
-                "num_layers": 1,
-                "num_learnable_registers": 4,
-                **stream,
-            }.items()
-        }
-        | config,
-    )
+    stream = {
+        "num_attention_heads": HEADS,
+        "attention_head_dim": WIDTH // HEADS,
+        "num_layers": 1,
+        "num_learnable_registers": 4,
+    }
+    streams: dict[str, Any] = {f"{name}_connector_{k}": v for name in ("video", "audio") for k, v in stream.items()}
+    return LTX2TextConnectors(caption_channels=WIDTH, text_proj_in_factor=TEXT_LAYERS + 1, **{**streams, **config})
 
 
 def transformer(**config: Any) -> LTX2VideoTransformer3DModel:
@@ -180,7 +172,9 @@ def parts() -> dict[str, Any]:
 
 def later_parts() -> dict[str, Any]:
     """As the checkpoints from 2.3 on: gates, times of prompts, a projection for each stream, perturbable attention."""
-    gated = {"gated_attn": True, "cross_attn_mod": True, "audio_gated_attn": True, "audio_cross_attn_mod": True}
+    gated: dict[str, Any] = {
+        f"{stream}{part}": True for stream in ("", "audio_") for part in ("gated_attn", "cross_attn_mod")
+    }
     network = transformer(rope_type="split", use_prompt_embeddings=False, perturbed_attn=True, **gated)
     connected = connectors(
         rope_type="split",
