@@ -28,7 +28,8 @@ def export_lora(
 
     Keys are `transformer.<module>.lora_A.weight`, float32, with alpha / r folded into B (see `LoraLayers.folded`). Of
     several trained components, `load_lora_weights` reads the pipeline's main network; another one's own
-    `load_lora_adapter(folder, weight_name=..., prefix="transformer_2")` reads its part of the same file.
+    `load_lora_adapter(folder, weight_name=..., prefix="transformer_2")` reads its part of the same file, as does the
+    main network's where a pipeline has no `load_lora_weights`.
 
     Returns:
         The file.

@@ -162,7 +162,7 @@ def _loading(config: Arguments, lora: bool) -> str:
     else:
         given = f"path/to/{_base_name(config)}" if _is_local(name) else name
         lines += ["", f'pipeline = {loader}.from_pretrained("{given}")']
-    lines += _load_lora(config.model_args.components) if lora else []
+    lines += _load_lora(config.spec.pipeline_class, config.model_args.components) if lora else []
     height, width = evaluation.resolution
     lines += adapter_class.call_setup(evaluation.guidance_scale, config.eval_generation, (height, width))
     made = f'pipeline(prompt="a prompt", {", ".join(arguments)})'
@@ -174,11 +174,12 @@ def _loading(config: Arguments, lora: bool) -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
-def _load_lora(components: Sequence[str]) -> list[str]:
-    """Lines that load a LoRA: `load_lora_weights` reads the main network, a second expert has a method of its own."""
+def _load_lora(pipeline_class: str, components: Sequence[str]) -> list[str]:
+    """Lines that load a LoRA: `load_lora_weights` reads the main network, others have a method of their own."""
+    reads_main = hasattr(getattr(diffusers, pipeline_class, None), "load_lora_weights")
     lines = []
     for name in components:
-        if name.endswith("_2"):
+        if name.endswith("_2") or not reads_main:
             lines += [f'pipeline.{name}.load_lora_adapter(".", weight_name="{WEIGHT_NAME}", prefix="{name}")']
         else:
             lines += [f'pipeline.load_lora_weights(".", weight_name="{WEIGHT_NAME}")  # this folder']

@@ -64,16 +64,15 @@ def _check_guider(folder: Path) -> None:
     if name is None or name == _GUIDER:  # a guider that is absent is a missing component
         return
     momentum = _guider_config(folder).get(_MOMENTUM)
+    reason = "combines predictions in a way that is not known here"
     if momentum is not None:
         reason = (
-            f"with momentum {momentum}, which carries state from step to step: a single step of a rollout could not be "
+            f"with momentum {momentum} carries state from step to step, so that a step of a rollout could not be "
             f"computed again in training"
         )
-    else:
-        reason = f"and guidance_scale is defined here as that of {_GUIDER}"
     raise FieldError(
         "guidance_scale",
-        f"cannot be given to the guider of {folder}, which is a {name} {reason}. Put a {_GUIDER} in its place: "
+        f"cannot be given to the guider of {folder}: {name} {reason}. Put a {_GUIDER} in its place: "
         f"`pipeline.guider = diffusers.{_GUIDER}()`, then save the pipeline.",
     )
 
