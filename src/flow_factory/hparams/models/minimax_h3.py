@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from flow_factory.contracts import Modality, PipelineIOContract
+from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
 from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.models.folder import component_config
 from flow_factory.hparams.models.media import PROMPT
@@ -64,18 +66,59 @@ _TARGETS = (
 _PARTS = ("vae", "audio_vae", "scheduler", "audio_scheduler", "text_encoder", "tokenizer", "processor")
 _OUTPUTS = (Modality.VIDEO, Modality.AUDIO)
 
+_FAMILY: dict[str, Any] = {
+    "pipeline_class": "MiniMaxH3ModularPipeline",
+    "generation_arguments": MiniMaxH3GenerationArguments,
+    "guidance": "none",
+    "check_fields": check_frames,
+    "default_lora_targets": _TARGETS,
+    "max_batch": 1,
+    "uncounted_steps": 1,
+}
+
 TEXT = ModelSpec(
     key="minimax-h3-t2va",
     adapter="flow_factory.models.minimax_h3.text.MiniMaxH3TextAdapter",
-    pipeline_class="MiniMaxH3ModularPipeline",
     workflow="t2va",
     io=PipelineIOContract(inputs=(PROMPT,), outputs=_OUTPUTS),
-    generation_arguments=MiniMaxH3GenerationArguments,
-    guidance="none",
-    check_fields=check_frames,
     size_factor=size_factor,
-    default_lora_targets=_TARGETS,
     required_components=("transformer", *_PARTS),
-    max_batch=1,
-    uncounted_steps=1,
+    **_FAMILY,
+)
+
+FRAMES = ModelSpec(
+    key="minimax-h3-fl2va",
+    adapter="flow_factory.models.minimax_h3.frames.MiniMaxH3FramesAdapter",
+    workflow="fl2va",
+    io=PipelineIOContract(
+        inputs=(
+            PROMPT,
+            MediaSlot(Modality.IMAGE, "first_frame", required=False),
+            MediaSlot(Modality.IMAGE, "last_frame", required=False),
+        ),
+        outputs=_OUTPUTS,
+    ),
+    size_factor=size_factor,
+    required_components=("transformer", *_PARTS),
+    **_FAMILY,
+)
+
+REFERENCES = ModelSpec(
+    key="minimax-h3-ref2va",
+    adapter="flow_factory.models.minimax_h3.references.MiniMaxH3ReferencesAdapter",
+    workflow="ref2va",
+    io=PipelineIOContract(
+        inputs=(
+            PROMPT,
+            MediaSlot(Modality.IMAGE, "image", required=False, max_items=9),
+            MediaSlot(Modality.VIDEO, "video", required=False, max_items=3),
+            MediaSlot(Modality.AUDIO, "soundtrack", required=False, max_items=3),
+            MediaSlot(Modality.AUDIO, "audio", required=False, max_items=3),
+        ),
+        outputs=_OUTPUTS,
+    ),
+    size_factor=partial(size_factor, network="transformer_ref"),
+    required_components=("transformer_ref", *_PARTS),
+    trainable_components=("transformer_ref",),
+    **_FAMILY,
 )

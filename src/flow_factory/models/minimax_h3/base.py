@@ -32,9 +32,7 @@ from flow_factory.samples import ComponentTimes, ConditionInputs, Grid, LatentSt
 from flow_factory.scheduler.grid import pipeline_grid
 
 GIVEN = "given"
-"""Name of the component that holds the noise of given pictures and videos."""
-_READ_LAYER = 50
-"""The output of the text encoder's layer that the pipeline reads, which may not be its last."""
+"""Name of the component that holds the noise of given pictures and videos, in states and grids of models with such."""
 
 
 class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
@@ -51,12 +49,12 @@ class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
     components: ClassVar[tuple[str, ...]] = (VIDEO, AUDIO)
 
     def load_pipeline(self) -> MiniMaxH3ModularPipeline:
-        text = component_config(self.checkpoint, "text_encoder").get("text_config", {})
-        layers = text.get("num_hidden_layers", _READ_LAYER + 1)
-        if layers <= _READ_LAYER:
+        layers = component_config(self.checkpoint, "text_encoder").get("text_config", {}).get("num_hidden_layers")
+        read = MiniMaxH3ModularPipeline(workflow=self.spec.workflow).text_encoder_layer
+        if layers is not None and layers <= read:
             raise InputError(
-                f"the text encoder of {self.checkpoint} has {layers} layers, but MiniMax-H3 reads the output of layer "
-                f"{_READ_LAYER} before the last norm; use a checkpoint with at least {_READ_LAYER + 1}."
+                f"the text encoder of {self.checkpoint} has {layers} layers, but MiniMax-H3 reads what layer {read} "
+                f"gives, which may not be the last; use a checkpoint with at least {read + 1}."
             )
         return self.load_diffusers(MiniMaxH3ModularPipeline)
 

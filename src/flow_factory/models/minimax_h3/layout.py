@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
+from diffusers.modular_pipelines.minimax_h3.before_denoise import (
+    MiniMaxH3PrepareLayoutStep,
+    MiniMaxH3Ref2VAPrepareLayoutStep,
+    patchify_video_latents,
+)
 from diffusers.utils.torch_utils import maybe_adjust_dtype_for_device
 from torch import Tensor
+
+from flow_factory.models.minimax_h3.conditions import PackedText
 
 Built = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, int]
 """What the pipeline's functions return that place the rows of a sequence."""
@@ -62,6 +69,30 @@ class Layout:
             anchor: The time that given pictures and videos are noised to; later, they go along with the video.
         """
         return torch.cat([video, audio, video.clamp(min=anchor), torch.ones_like(audio)])[: self.levels]
+
+
+def keyframe_layout(pipeline: Any, text: PackedText, shape: tuple[int, int, int, int]) -> Built:
+    """The sequence of a text, with a first frame, a last frame or both, if there are any."""
+    return MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+        text.tags.cpu(), *shape, *_modalities(pipeline), tuple(one.kind for one in text.conditioning)
+    )
+
+
+def reference_layout(pipeline: Any, text: PackedText, shape: tuple[int, int, int, int]) -> Built:
+    """The sequence of a text with references."""
+    given: Any = text.conditioning  # as good as the pipeline's own references, of which it reads the kinds
+    return MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence(
+        text.tags.cpu(),
+        given,
+        [one.latents for one in given if one.latents is not None],
+        [one.sound for one in given if one.sound is not None],
+        *shape,
+        *_modalities(pipeline),
+    )
+
+
+def _modalities(pipeline: Any) -> tuple[Any, int, int, int]:
+    return pipeline.patch_size, pipeline.audio_channels, pipeline.audio_tag, pipeline.video_tag
 
 
 def pack_video(latents: Tensor, patch: tuple[int, int, int]) -> Tensor:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 from diffusers.modular_pipelines.minimax_h3.encoders import MiniMaxH3TextEncoderStep
 
 from flow_factory.errors import InputError
 from flow_factory.models.minimax_h3.base import MiniMaxH3Adapter
 from flow_factory.models.minimax_h3.conditions import PackedText
-from flow_factory.models.minimax_h3.layout import Built
+from flow_factory.models.minimax_h3.layout import Built, keyframe_layout
 from flow_factory.models.modular import run_blocks
 from flow_factory.samples import ConditionInputs
 
@@ -25,13 +24,4 @@ class MiniMaxH3TextAdapter(MiniMaxH3Adapter):
         return PackedText(out["prompt_embeds"], out["text_token_tags"])
 
     def build_layout(self, text: PackedText, shape: tuple[int, int, int, int]) -> Built:
-        pipeline = self.pipeline
-        return MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-            text.tags.cpu(),
-            *shape,
-            pipeline.patch_size,
-            pipeline.audio_channels,
-            pipeline.audio_tag,
-            pipeline.video_tag,
-            tuple(one.kind for one in text.conditioning),
-        )
+        return keyframe_layout(self.pipeline, text, shape)

@@ -7,6 +7,7 @@ shape come back.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -263,14 +264,23 @@ def _as_zeros(result: Any) -> Any:
     """The result with a zero, expanded to its shape, in place of every tensor."""
     posterior = getattr(result, "latent_dist", None)
     if posterior is not None:
-        parameters = posterior.parameters
-        result.latent_dist = type(posterior)(torch.zeros(parameters.shape, dtype=parameters.dtype))
+        result.latent_dist = _zero_posterior(posterior)
         return result
 
     def zeros(leaf: Any) -> Any:
-        return torch.zeros((), dtype=leaf.dtype).expand(leaf.shape) if isinstance(leaf, Tensor) else leaf
+        if isinstance(leaf, Tensor):
+            return torch.zeros((), dtype=leaf.dtype).expand(leaf.shape)
+        return _zero_posterior(leaf) if hasattr(leaf, "mode") and hasattr(leaf, "sample") else leaf
 
     return tree_map(zeros, result)
+
+
+def _zero_posterior(posterior: Any) -> Any:
+    """A posterior of zeros in the place of one without numbers, made from what it was made from."""
+    names = [name for name in inspect.signature(type(posterior)).parameters if hasattr(posterior, name)]
+    given = {name: getattr(posterior, name) for name in names}
+    zeros = {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in given.items() if isinstance(t, Tensor)}
+    return type(posterior)(**zeros)
 
 
 def _together(traces: Sequence[Trace]) -> Trace:
