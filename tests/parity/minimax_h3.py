@@ -117,7 +117,9 @@ def pipeline(workflow: str) -> MiniMaxH3ModularPipeline:
     tokenizer = qwen_tokenizer()
     sizes = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
     processor = qwen_processor(Qwen3VLProcessor, tokenizer, (64, 32 * 32), **sizes)
-    processor.video_processor = Qwen3VLVideoProcessor(size={"shortest_edge": 128, "longest_edge": 2048}, **sizes)
+    processor.video_processor = Qwen3VLVideoProcessor(
+        size={"shortest_edge": 128, "longest_edge": 2048}, cap_pixels_per_frame=False, **sizes
+    )
     made = MiniMaxH3ModularPipeline(blocks=MiniMaxH3Blocks().get_workflow(workflow))
     network = "transformer_ref" if workflow == "ref2va" else "transformer"
     made.update_components(

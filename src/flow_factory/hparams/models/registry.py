@@ -31,6 +31,7 @@ _MODEL_SPEC_REGISTRY = Registry(
         "hunyuanvideo-1.5-i2v": "flow_factory.hparams.models.hunyuan_video15.IMAGE_TO_VIDEO",
         "minimax-h3-t2va": "flow_factory.hparams.models.minimax_h3.TEXT",
         "minimax-h3-fl2va": "flow_factory.hparams.models.minimax_h3.FRAMES",
+        "minimax-h3-ref2va": "flow_factory.hparams.models.minimax_h3.REFERENCES",
         "ltx2_t2av": "flow_factory.hparams.models.ltx2.TEXT_TO_AUDIO_VIDEO",
         "ltx2_i2av": "flow_factory.hparams.models.ltx2.IMAGE_TO_AUDIO_VIDEO",
         "flux2": "flow_factory.hparams.models.flux2.FLUX2",

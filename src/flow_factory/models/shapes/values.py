@@ -20,6 +20,7 @@ META = torch.device("meta")
 _KEPT_INTEGERS = 1 << 24  # a mask of attention scores may have more elements, and is not read
 _KEPT_FLOATS = 1 << 16  # a mask of ones may be made as floats
 _EQUALITIES = {Tensor.__eq__, Tensor.eq, torch.eq}
+_NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty}
 _FACTORIES = {torch.arange, torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full}
 
 
@@ -101,6 +102,9 @@ class KnownValues(TorchFunctionMode):
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             given = args[1] if isinstance(args[1], tuple) else (args[1],)
             return (args[0], tuple(part for index in given for part in self._positions(index)), *args[2:]), kwargs
+        if func in _NEW:
+            sizes = (int(self._values[s]) if isinstance(s, Tensor) and s in self._values else s for s in args[1:])
+            return (args[0], *sizes), kwargs
         if func in (torch.repeat_interleave, Tensor.repeat_interleave) and args[1:2] and args[1] in self._values:
             return args, {**kwargs, "output_size": int(self._values[args[1]].sum())}
         return args, kwargs
