@@ -197,6 +197,11 @@ def test_brightness() -> None:
     assert plain.score([black, white, red]) == pytest.approx([0.0, 1.0, 0.2126])
     frames = torch.stack([torch.full((3, 8, 8), value, dtype=torch.uint8) for value in (0, 51, 255)])
     assert plain.score([make_video(frames)]) == pytest.approx([0.4])
+    noise = torch.randint(0, 256, (3, 3, 8, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([0.2126, 0.7152, 0.0722], dtype=torch.float64)
+    assert plain.score([make_video(noise)]) == pytest.approx(
+        [(noise.double().mean(dim=(0, 2, 3)) @ weights).item() / 255]
+    )
     aimed = build_reward_model(config(reward_model="brightness", params={"target": 0.25}))
     assert aimed.score([black, white]) == pytest.approx([-0.25, -0.75])
     with pytest.raises(InputError, match=r"1\.5"):

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError, RunError
 from flow_factory.rewards.abc import PointwiseRewardModel, RewardFailure
 from flow_factory.rewards.processor import RewardProcessor
 from flow_factory.rewards.smoke import smoke_reward
-from flow_factory.samples import T2VSample
+from flow_factory.samples import T2AVSample, T2VSample
 from tests.rewards.helpers import PixelReward, RankReward, Returns, config, make_sample, returning
 
 
@@ -118,6 +119,23 @@ def test_a_reward_that_exits_names_itself() -> None:
     """`sys.exit()` inside a judge does not end the run in silence with the judge's exit code."""
     with pytest.raises(RunError, match=r"reward 'r' .* raised SystemExit: 3"):
         RewardProcessor(models=[returning(SystemExit(3))]).score([make_sample(0)])
+
+
+def test_a_video_that_cannot_be_scored_is_saved_whole_and_to_be_looked_at(tmp_path) -> None:
+    sound = 0.1 * torch.randn(2, 100, generator=torch.Generator().manual_seed(0))
+    frames = torch.arange(81, dtype=torch.uint8)[:, None, None, None].expand(81, 3, 8, 12)
+    media = {"video": frames, "audio": sound, "fps": 24.0, "sample_rate": 16000}
+    sample = T2AVSample(**{**{k: v for k, v in vars(make_sample()).items() if k != "image"}, **media})
+    with pytest.raises(RunError, match="returned nan"):
+        RewardProcessor(models=[returning([float("nan")])], artifact_dir=tmp_path).score([sample])
+    facts, picture, tensors = sorted(tmp_path.iterdir(), key=lambda path: path.suffix)
+    saved = load_file(tensors)
+    assert torch.equal(saved["video"], frames) and torch.equal(saved["audio"], sound)
+    facts = json.loads(facts.read_text())
+    assert (facts["fps"], facts["sample_rate"], facts["prompt"]) == (24.0, 16000, "prompt 0")
+    with Image.open(picture) as opened:
+        assert opened.size == (8 * 12, 8), "eight of the frames, side by side"
+        assert [opened.getpixel((12 * i, 0))[0] for i in (0, 7)] == [0, 80]
 
 
 def test_applicable_datasets_and_weights() -> None:

@@ -251,6 +251,16 @@ def test_an_image_is_one_frame_and_a_video_is_averaged_over_some() -> None:
     torch.testing.assert_close(row, torch.tensor([70 / 255, 0, 0, 0, 0]), **CLOSE)
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 9])
+def test_no_frame_of_a_short_video_counts_twice(count: int) -> None:
+    video = make_sample(T2VSample, torch.zeros(3, 4, 4, dtype=torch.uint8), "p", "toy", 0, {})
+    video.video = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 3, 4, 4)  # type: ignore[attr-defined]
+    frames = sample_frames(video)
+    assert frames is not None
+    shown = frames[:, 0, 0, 0].tolist()
+    assert len(shown) == len(set(shown)) == min(count, VIDEO_FRAMES) and (shown[0], shown[-1]) == (0, count - 1)
+
+
 def test_without_pictures_there_is_nothing_to_measure() -> None:
     sample = make_sample(I2AVSample, torch.zeros(3, 8, 8, dtype=torch.uint8), "p", "toy", 0, {})
     sample.video = None  # type: ignore[attr-defined]

@@ -50,6 +50,25 @@ def test_a_table_has_a_row_per_group() -> None:
     assert table.means()["monitor/brightness"] == pytest.approx(sum(table.statistics["brightness"]) / 5)
 
 
+def test_videos_are_compared_frame_by_frame() -> None:
+    """The same frames in another order are another video; what `eval` measures is the same."""
+    from flow_factory.rewards.smoke import make_sample
+    from flow_factory.samples import T2VSample
+    from flow_factory.trainers.benchmark import _picture_statistics
+
+    frames = torch.arange(0, 250, 50, dtype=torch.uint8)[:, None, None, None].expand(5, 3, 16, 16)
+    samples = [make_sample(T2VSample, frames[0], "p", "toy", member, {}) for member in range(2)]
+    alike, other = frames, frames.flip(0)
+    for second, moved in ((alike, False), (other, True)):
+        samples[0].video, samples[1].video = frames, second  # type: ignore[attr-defined]
+        table = measure_groups(samples, Comm.single()).statistics
+        expected = ((frames - second.float()) / 255).square().mean().sqrt().item() if moved else 0.0
+        assert table["diversity"] == pytest.approx([expected], abs=1e-6)
+        assert table["diversity_relative"] == pytest.approx([2.0 if moved else 0.0], abs=1e-6)
+        assert table["brightness"] == pytest.approx([frames.float().mean().item() / 255], abs=1e-6)
+        assert [s["picture/diversity"] for s in _picture_statistics(samples)] == [table["diversity"][0]] * 2
+
+
 def test_the_order_of_the_samples_does_not_matter() -> None:
     samples = make_cycle()
     expected = measure(samples, Comm.single())

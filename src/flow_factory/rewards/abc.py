@@ -45,7 +45,8 @@ class BaseRewardModel(ABC):
         config: One entry of `rewards:`. `config.params` is validated against `Params`.
 
     Attributes:
-        required_fields: Names of sample attributes that must be present and not None ("image", "video", "audio").
+        required_fields: Names of sample attributes that must be present and not None: "image", "video", "audio", or
+            "frames", which pictures (as one) and videos have alike.
         Params: A stdlib dataclass with this reward's own settings, or None if it has none.
         config: The entry this model was built from.
         name: The reward's name in logs and in `sample.rewards`.

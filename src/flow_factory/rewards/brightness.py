@@ -43,5 +43,6 @@ class Brightness(PointwiseRewardModel):
         import numpy as np
 
         assert sample.frames is not None  # required
-        pixels = sample.frames.numpy().astype(np.float64)  # [F, 3, H, W]
-        return float(pixels.mean(axis=(0, 2, 3)) @ np.array(REC_709)) / 255
+        pixels = sample.frames.numpy()  # [F, 3, H, W]; summed as integers, for a video in float64 fills the memory
+        means = pixels.sum(axis=(0, 2, 3), dtype=np.int64) / (pixels.size // pixels.shape[1])
+        return float(means @ np.array(REC_709)) / 255

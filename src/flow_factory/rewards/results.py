@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flow_factory.errors import RunError
-from flow_factory.samples import BaseSample, ImageSample, VideoSample
+from flow_factory.samples import BaseSample
+from flow_factory.samples.statistics import sample_frames
 
 if TYPE_CHECKING:
     from flow_factory.rewards.abc import BaseRewardModel
@@ -86,18 +87,21 @@ def _check_score(model: BaseRewardModel, sample: BaseSample, value: Any, artifac
 
 
 def save_failed_sample(sample: BaseSample, model: BaseRewardModel, folder: Path) -> Path:
-    """Saves a sample's media as PNG (a video's frames side by side), and what is known of it as JSON beside it."""
+    """Saves what a reward could not judge, so that it can be looked at and judged again.
+
+    A picture is saved as PNG; of a video some frames, side by side, and all of them, with the sound, as tensors in a
+    safetensors file. What is known of the sample stands beside it as JSON.
+
+    Returns:
+        The PNG; the JSON file for a sample without decoded pictures.
+    """
     from PIL import Image
+    from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     words = [model.name, sample.source, f"row{sample.index}", f"member{sample.member}", f"cycle{sample.key.cycle}"]
     path = folder / (re.sub(r"[^\w.-]+", "_", "-".join(words)) + ".png")
-    media = None
-    if isinstance(sample, ImageSample):
-        media = sample.image
-    elif isinstance(sample, VideoSample) and sample.video is not None:
-        media = torch.cat(list(sample.video), dim=-1)  # [C, H, F * W]
-    facts = {
+    facts: dict[str, Any] = {
         "reward": model.name,
         "reward_class": class_path(model),
         "prompt": sample.prompt,
@@ -109,8 +113,15 @@ def save_failed_sample(sample: BaseSample, model: BaseRewardModel, folder: Path)
         "seed": sample.key.seed,
         "cycle": sample.key.cycle,
     }
+    media = {name: getattr(sample, name, None) for name in ("video", "audio")}
+    tensors = {name: tensor.contiguous() for name, tensor in media.items() if tensor is not None}
+    if tensors:
+        save_file(tensors, path.with_suffix(".safetensors"))
+        facts |= {name: getattr(sample, name) for name in ("fps", "sample_rate") if hasattr(sample, name)}
     path.with_suffix(".json").write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if media is None:
+    frames = sample_frames(sample)
+    if frames is None:
         return path.with_suffix(".json")
-    Image.fromarray(media.permute(1, 2, 0).contiguous().numpy(), "RGB").save(path)
+    shown = torch.cat(list(frames), dim=-1).expand(3, -1, -1)  # [3, H, F * W]
+    Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy(), "RGB").save(path)
     return path

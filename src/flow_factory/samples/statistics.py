@@ -26,7 +26,7 @@ HIGH_FREQUENCY = 1 / 8
 """Cycles per pixel above which structure counts as fine: a quarter of the Nyquist frequency, a period of 8 pixels."""
 THUMBNAIL_SIZE = 32
 VIDEO_FRAMES = 8
-"""A video is measured at so many frames, evenly spaced from the first to the last."""
+"""A video is measured at so many frames, evenly spaced from the first to the last; a shorter one at all of its own."""
 
 _CHUNK = 1 << 22  # values measured at once: copies of a whole cycle of large pictures would fill the memory
 _FLAT = 1e-6  # root mean square below which a windowed picture has no structure; one gray level in one pixel has more
@@ -177,7 +177,7 @@ def group_diversity(members: Tensor, metric: DiversityMetric = "rms") -> float:
 
 
 def sample_frames(sample: BaseSample) -> Tensor | None:
-    """What is measured of a sample: its picture as [1, C, H, W], or `VIDEO_FRAMES` of its frames.
+    """What is measured of a sample: its picture as [1, C, H, W], or at most `VIDEO_FRAMES` of its frames.
 
     Returns:
         uint8 [F, C, H, W], or None for a sample without decoded pictures (sound alone, or latents that an algorithm
@@ -187,6 +187,8 @@ def sample_frames(sample: BaseSample) -> Tensor | None:
         return None if sample.image is None else sample.image[None]
     if isinstance(sample, VideoSample) and sample.video is not None:
         last = sample.video.shape[0] - 1
+        if last < VIDEO_FRAMES:
+            return sample.video  # none of them twice, which would weigh it more
         return sample.video[[round(i * last / (VIDEO_FRAMES - 1)) for i in range(VIDEO_FRAMES)]]
     return None
 
