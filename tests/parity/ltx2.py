@@ -69,7 +69,7 @@ def text_encoder(vocabulary: int) -> Gemma3ForConditionalGeneration:
     )
 
 
-def vae() -> AutoencoderKLLTX2Video:
+def vae(**config: Any) -> AutoencoderKLLTX2Video:
     """Two frames and 8 x 8 pixels a latent."""
     made = AutoencoderKLLTX2Video(
         latent_channels=CHANNELS,
@@ -86,6 +86,7 @@ def vae() -> AutoencoderKLLTX2Video:
         upsample_residual=(True,),
         upsample_factor=(2,),
         decoder_causal=False,
+        **config,
     )
     made.latents_mean.copy_(torch.tensor([0.1, -0.2, 0.0, 0.3]))
     made.latents_std.copy_(torch.tensor([1.2, 0.8, 1.0, 1.5]))

@@ -62,7 +62,10 @@ class LTX2ImageAdapter(LTX2Adapter):
         return LTX2ImageCondition(**texts.tensors(), first_frame=torch.cat(frames))
 
     def _encode_frame(self, given: ConditionInputs, quality: int | None) -> Tensor:
-        """Latents [1, C, 1, h, w] of a row's picture. They are normalised without a scaling factor, as in the pipeline."""
+        """Latents [1, C, 1, h, w] of a row's picture.
+
+        The pipeline normalises them without the VAE's scaling factor, which is 1 in the checkpoints.
+        """
         pipeline, vae = self.pipeline, self.pipeline.vae
         height, width = given.size
         picture = self._compressed(_only_picture(self.spec.key, given), quality)
