@@ -183,7 +183,7 @@ def _run(
     plan = BenchmarkPlan(tuple(datasets), samples_per_prompt, seed, variants)
     try:
         model = build_inference_model(config, comm, opened.trained, variants)
-        with counting("eval", _count(config, plan)) as advance:
+        with counting("eval", _count(config, plan), _unit(config)) as advance:
             results = run_benchmark(config, model, processor, plan, comm, lambda n: advance(n * comm.world_size))
     finally:
         processor.close()
@@ -200,12 +200,18 @@ def _run(
         "intervals": METHOD,
         "datasets": {d.name: {"split": d.eval.split if d.eval else None, **results[d.name]} for d in datasets},
     }
-    _print_tables(record["datasets"], variants)
+    _print_tables(record["datasets"], variants, _unit(config))
     typer.echo(f"intervals: {METHOD}")
     target = place()  # once more: that was minutes ago, and what has come there since stays
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_text(target, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     typer.echo(f"wrote {target}")
+
+
+def _unit(config: Arguments) -> str:
+    from flow_factory.contracts import Modality
+
+    return "videos" if Modality.VIDEO in config.spec.io.outputs else "pictures"
 
 
 def _count(config: Arguments, plan: Any) -> int:
@@ -218,7 +224,7 @@ def _count(config: Arguments, plan: Any) -> int:
     return prompts * plan.samples_per_prompt * len(plan.variants)
 
 
-def _print_tables(datasets: dict[str, Any], variants: tuple[Variant, ...]) -> None:
+def _print_tables(datasets: dict[str, Any], variants: tuple[Variant, ...], unit: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -236,7 +242,7 @@ def _print_tables(datasets: dict[str, Any], variants: tuple[Variant, ...]) -> No
         rewards = [metric for metric in metrics if not metric.startswith(_PICTURE)]
         for metric in metrics:
             if metric.startswith(_PICTURE) and metric == metrics[len(rewards)]:
-                table.add_row("[dim]in the pictures[/]")
+                table.add_row(f"[dim]in the {unit}[/]")
             cells = [_cell(result[column][metric], column == "difference", len(columns) > 1) for column in columns]
             table.add_row(metric.removeprefix(_PICTURE), *cells, end_section=metric == rewards[-1])
         Console().print(table)

@@ -37,7 +37,9 @@ class EvaluationArguments(Section):
     solver: Literal["pipeline", "dynamics"] = option(
         "pipeline", "pipeline: steps of the checkpoint's own scheduler; dynamics: deterministic steps of the toolkit."
     )
-    num_grid_images: NonNegativeInt = option(16, "Pictures in the grid that each evaluation saves; 0: no grid.")
+    num_grid_images: NonNegativeInt = option(
+        16, "Pictures or videos on the sheet that each evaluation saves; 0: no sheet."
+    )
 
     def __post_init__(self) -> None:
         settle_resolution(self)

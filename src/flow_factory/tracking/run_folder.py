@@ -8,7 +8,7 @@
       resolved.json          the sigma grid, the steps that may be stochastic, parameter counts
       metrics.jsonl          one line per update, cycle and evaluation
       checkpoints/           checkpoint-000012/ ...
-      samples/               picture grids
+      samples/               contact sheets of evaluations, and their videos
       attempt-1/             an earlier attempt that ended before its first checkpoint
 
 Nothing of an earlier run is ever written over.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flow_factory.checkpoints.atomic import atomic_write_json, atomic_write_text
 from flow_factory.checkpoints.redaction import redact
 from flow_factory.checkpoints.values import dumps
+from flow_factory.contracts import Modality
 from flow_factory.errors import FlowFactoryError, InputError, Interrupted
 from flow_factory.tracking.backends import require_backend
 from flow_factory.tracking.environment import write_environment
@@ -52,6 +53,7 @@ class Tracker:
         self.is_main = accelerator is None or bool(accelerator.is_main_process)
         self._world_size = 1 if accelerator is None else int(accelerator.num_processes)
         self._cycle = 0
+        self._unit = "videos" if Modality.VIDEO in config.spec.io.outputs else "images"
         self._began = time.perf_counter()
         self._metrics: MetricsWriter | None = None
         self._backend: Any = None  # an accelerate GeneralTracker
@@ -141,13 +143,18 @@ class Tracker:
         self._cycle = finished_cycles + (name not in _BOUNDARY_PHASES)
         self.display.enter_phase(name, self._cycle, max_epochs)
 
-    def progress(self, name: str, total: int, unit: str = "images") -> AbstractContextManager[Callable[[int], None]]:
+    def progress(self, name: str, total: int, unit: str = "") -> AbstractContextManager[Callable[[int], None]]:
         """Counts this rank's units of work inside a phase; the numbers shown are those of all ranks.
+
+        Args:
+            name: What is being done.
+            total: How many units this rank will do.
+            unit: Their name; by default what the model makes.
 
         Returns:
             A context manager that yields a function to be called with the number of units just done.
         """
-        return self.display.count(name, total, unit, self._world_size)
+        return self.display.count(name, total, unit or self._unit, self._world_size)
 
     # ------------------------------------------------------------------------------------------------- life of a run
     def resume(self, cycle: int, step: int, checkpoint: Path, evaluated_cycle: int | None = None) -> None:
