@@ -29,6 +29,7 @@ from flow_factory.hparams.local_model import unfit_fields
 from flow_factory.models import components, export, rollout, step
 from flow_factory.models.bundle import ModelBundle, has_gradient_checkpointing
 from flow_factory.models.comfyui import ComfyUINames
+from flow_factory.models.example_call import ExampleCall
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.initial import load_initial_weights, make_weights
 from flow_factory.models.parallel import Parallel
@@ -64,6 +65,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
 
     Attributes:
         sample_class: The sample type of one example, and `media_field`, its field that holds the decoded media.
+        example_call: How a model card calls the pipeline; None: as follows from the model's inputs and outputs.
         comfyui: How ComfyUI names a LoRA of this family; None where it does not know the family.
         spec: The model's static facts.
         pipeline: The diffusers pipeline, for its helpers and configuration.
@@ -75,6 +77,7 @@ class BaseAdapter(ABC, Generic[ConditionT]):
     sample_class: ClassVar[type[BaseSample]] = T2ISample
     media_field: ClassVar[str] = "image"
     condition_class: ClassVar[type[Condition]] = Condition
+    example_call: ClassVar[ExampleCall | None] = None
     comfyui: ClassVar[ComfyUINames | None] = None
 
     def __init__(self, config: Arguments, comm: Comm | None = None, *, as_stored: bool = False) -> None:

@@ -14,6 +14,7 @@ from flow_factory.contracts import Modality
 from flow_factory.errors import InputError
 from flow_factory.hparams import Arguments
 from flow_factory.hparams.builtin import is_builtin
+from flow_factory.models.example_call import ExampleCall
 from flow_factory.models.export import WEIGHT_NAME
 from flow_factory.models.registry import get_adapter_class
 from flow_factory.samples import VideoSample
@@ -143,35 +144,51 @@ def _loading(config: Arguments, lora: bool) -> str:
         **adapter_class.call_arguments(evaluation.guidance_scale, config.eval_generation),
     }
     arguments = [f"{name}={json.dumps(v) if isinstance(v, str) else repr(v)}" for name, v in call.items()]
-    name = config.model_args.model_name_or_path
-    is_video = issubclass(adapter_class.sample_class, VideoSample)
-    needed = {slot.modality for slot in config.spec.io.inputs if slot.required}
-    loaders = {Modality.IMAGE: 'image=load_image("input.png")', Modality.VIDEO: 'video=load_video("input.mp4")'}
-    arguments = [*(call for modality, call in loaders.items() if modality in needed), *arguments]
-    helpers = [*(["export_to_video"] if is_video else [])]
-    helpers += [f"load_{modality.value}" for modality in loaders if modality in needed]
-    # A checkpoint of another class must be told which one is meant.
-    loader = config.spec.pipeline_class if config.spec.other_classes else "DiffusionPipeline"
-    lines = [f"from diffusers import {loader}"]
-    lines += [f"from diffusers.utils import {', '.join(helpers)}"] if helpers else []
-    if not lora:
-        lines += ["", f'pipeline = {loader}.from_pretrained(".")  # this folder']
-    elif is_builtin(name):
-        lines += ["from flow_factory.hparams.builtin import resolve_builtin", ""]
-        lines += [f'pipeline = {loader}.from_pretrained(resolve_builtin("{name}", "model"))']
-    else:
-        given = f"path/to/{_base_name(config)}" if _is_local(name) else name
-        lines += ["", f'pipeline = {loader}.from_pretrained("{given}")']
+    example = adapter_class.example_call or _example_call(config)
+    lines = _open(config, lora, example.imports)
     lines += _load_lora(config.spec.pipeline_class, config.model_args.components) if lora else []
     height, width = evaluation.resolution
     lines += adapter_class.call_setup(evaluation.guidance_scale, config.eval_generation, (height, width))
-    made = f'pipeline(prompt="a prompt", {", ".join(arguments)})'
-    if is_video:
-        lines += [f"frames = {made}.frames[0]"]
-        lines += ['export_to_video(frames, "video.mp4", fps=16)  # or what the checkpoint was trained with']
-    else:
-        lines += [f"picture = {made}.images[0]", 'picture.save("picture.png")']
+    made = f'pipeline(prompt="a prompt", {", ".join([*example.arguments, *arguments])})'
+    lines += [line.replace("{call}", made) for line in example.result]
     return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _example_call(config: Arguments) -> ExampleCall:
+    """From the slots that must be filled, and whether there are pictures or videos."""
+    is_video = issubclass(get_adapter_class(config.model_args.model_type).sample_class, VideoSample)
+    needed = {slot.modality for slot in config.spec.io.inputs if slot.required}
+    loaders = {Modality.IMAGE: 'image=load_image("input.png")', Modality.VIDEO: 'video=load_video("input.mp4")'}
+    helpers = ["export_to_video"] * is_video + [f"load_{modality.value}" for modality in loaders if modality in needed]
+    saved = ("picture = {call}.images[0]", 'picture.save("picture.png")')
+    if is_video:
+        export = 'export_to_video(frames, "video.mp4", fps=16)  # or what the checkpoint was trained with'
+        saved = ("frames = {call}.frames[0]", export)
+    return ExampleCall(
+        imports=(f"from diffusers.utils import {', '.join(helpers)}",) if helpers else (),
+        arguments=tuple(call for modality, call in loaders.items() if modality in needed),
+        result=saved,
+    )
+
+
+def _open(config: Arguments, lora: bool, imports: Sequence[str]) -> list[str]:
+    """Lines that import, and open the pipeline: the base model, or what is in this folder."""
+    spec, name = config.spec, config.model_args.model_name_or_path
+    # A checkpoint of another class must be told which one is meant.
+    loader = spec.pipeline_class if spec.other_classes else "DiffusionPipeline"
+    lines, more, loaded = [], "", []
+    if spec.workflow is not None:
+        loader, more = "ModularPipeline", f', workflow="{spec.workflow}"'
+        lines, loaded = ["import torch"], ["pipeline.load_components(dtype=torch.bfloat16)"]
+    lines += [f"from diffusers import {loader}", *imports]
+    if not lora:
+        return [*lines, "", f'pipeline = {loader}.from_pretrained("."{more})  # this folder', *loaded]
+    if is_builtin(name):
+        lines += ["from flow_factory.hparams.builtin import resolve_builtin"]
+        given = f'resolve_builtin("{name}", "model")'
+    else:
+        given = f'"path/to/{_base_name(config)}"' if _is_local(name) else f'"{name}"'
+    return [*lines, "", f"pipeline = {loader}.from_pretrained({given}{more})", *loaded]
 
 
 def _load_lora(pipeline_class: str, components: Sequence[str]) -> list[str]:

@@ -35,6 +35,16 @@ GIVEN = "given"
 """Name of the component that holds the noise of given pictures and videos, in states and grids of models with such."""
 
 
+SAVE_VIDEO = (
+    "made = {call}",
+    'frames, sound = made.get("videos")[0], made.get("audio")[0]',
+    "encode_video(",
+    '    frames, pipeline.fps, "video.mp4", audio=sound, audio_sample_rate=made.get("sampling_rate")',
+    ")",
+)
+"""How a model card saves what the pipelines make."""
+
+
 class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
     """A state of video latents [B, C, f, h, w], sound latents [B, 2, C', L] (stereo), and the noise of what is given.
 

@@ -12,8 +12,9 @@ from diffusers.modular_pipelines.minimax_h3.encoders import (
 
 from flow_factory.errors import InputError
 from flow_factory.models.audio_video import AUDIO, VIDEO
+from flow_factory.models.example_call import ExampleCall
 from flow_factory.models.images import to_pil
-from flow_factory.models.minimax_h3.base import GIVEN, MiniMaxH3Adapter
+from flow_factory.models.minimax_h3.base import GIVEN, SAVE_VIDEO, MiniMaxH3Adapter
 from flow_factory.models.minimax_h3.conditions import Conditioning, PackedText
 from flow_factory.models.minimax_h3.layout import Built, keyframe_layout
 from flow_factory.models.modular import run_blocks
@@ -30,6 +31,11 @@ class MiniMaxH3FramesAdapter(MiniMaxH3Adapter):
 
     sample_class = I2AVSample
     components = (VIDEO, AUDIO, GIVEN)
+    example_call = ExampleCall(
+        ("from diffusers.utils import encode_video, load_image",),
+        ('image=load_image("first.png")', 'last_image=load_image("last.png")'),
+        SAVE_VIDEO,
+    )
 
     def encode_row(self, given: ConditionInputs, generation: Any) -> PackedText:
         first, last = given.images("first_frame"), given.images("last_frame")

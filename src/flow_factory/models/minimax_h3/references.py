@@ -19,8 +19,9 @@ from diffusers.modular_pipelines.minimax_h3.references import (
 
 from flow_factory.errors import InputError
 from flow_factory.models.audio_video import AUDIO, VIDEO
+from flow_factory.models.example_call import ExampleCall
 from flow_factory.models.images import to_pil
-from flow_factory.models.minimax_h3.base import GIVEN, MiniMaxH3Adapter
+from flow_factory.models.minimax_h3.base import GIVEN, SAVE_VIDEO, MiniMaxH3Adapter
 from flow_factory.models.minimax_h3.conditions import Conditioning, PackedText
 from flow_factory.models.minimax_h3.layout import Built, reference_layout
 from flow_factory.models.modular import run_blocks
@@ -39,6 +40,17 @@ class MiniMaxH3ReferencesAdapter(MiniMaxH3Adapter):
     sample_class = I2AVSample
     network_name = "transformer_ref"
     components = (VIDEO, AUDIO, GIVEN)
+    example_call = ExampleCall(
+        (
+            "from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference, MiniMaxH3VideoReference",
+            "from diffusers.utils import encode_video",
+        ),
+        (
+            'references=[MiniMaxH3ImageReference.from_file("subject.png"), '
+            'MiniMaxH3VideoReference.from_file("motion.mp4")]',
+        ),
+        SAVE_VIDEO,
+    )
 
     def encode_row(self, given: ConditionInputs, generation: Any) -> PackedText:
         height, width = given.size

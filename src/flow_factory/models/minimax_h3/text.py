@@ -7,7 +7,8 @@ from typing import Any
 from diffusers.modular_pipelines.minimax_h3.encoders import MiniMaxH3TextEncoderStep
 
 from flow_factory.errors import InputError
-from flow_factory.models.minimax_h3.base import MiniMaxH3Adapter
+from flow_factory.models.example_call import ExampleCall
+from flow_factory.models.minimax_h3.base import SAVE_VIDEO, MiniMaxH3Adapter
 from flow_factory.models.minimax_h3.conditions import PackedText
 from flow_factory.models.minimax_h3.layout import Built, keyframe_layout
 from flow_factory.models.modular import run_blocks
@@ -16,6 +17,8 @@ from flow_factory.samples import ConditionInputs
 
 class MiniMaxH3TextAdapter(MiniMaxH3Adapter):
     """The workflow `t2va`. The pipeline fails on an empty text, which has no tokens; here it is an error."""
+
+    example_call = ExampleCall(("from diffusers.utils import encode_video",), (), SAVE_VIDEO)
 
     def encode_row(self, given: ConditionInputs, generation: Any) -> PackedText:
         if not given.prompt:
