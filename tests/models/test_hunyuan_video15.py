@@ -262,6 +262,27 @@ def test_texts_of_different_lengths_share_a_forward(bench: Open) -> None:
         torch.testing.assert_close(together[number : number + 1], alone, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", [TEXT, MEANFLOW])
+@pytest.mark.parametrize("frozen", [None, "fp32", {"text_encoder_2": "fp32", "text_encoder": "fp16"}])
+def test_half_precision(bench: Open, name: str, frozen: Any) -> None:
+    """Encoders and network in any dtypes: near the result in float32, and differentiable."""
+    own = bench(name)
+    setting = own.case.setting("guided")
+    adapter = own.adapter({"mixed_precision": "bf16", "model.frozen_parameters_dtype": frozen})
+    size, guidance = own.case.size, own.guidance(setting)
+    state = adapter.prepare_latents(None, generators(list(SEEDS)), *size)
+    times = adapter.sigma_grid(4, state, None).times(1, 3)
+    with adapter.pin():
+        velocity = adapter.predict(state, times, own.condition(adapter, setting), guidance).only
+        velocity.square().mean().backward()
+    full = own.fresh.predict(state, times, own.condition(own.fresh, setting), guidance).only.detach()
+    half = velocity.detach()
+    assert half.dtype == torch.float32
+    assert 0 < float((half - full).std()) < 0.1 * float(full.std())
+    gradients = [p.grad for p in adapter.trainable_parameters().values() if p.grad is not None]
+    assert gradients and all(g.isfinite().all() for g in gradients)
+
+
 def test_meanflow_reads_where_the_step_ends(bench: Open) -> None:
     """On the grid the next point; at a freely drawn time that time, where the mean velocity is the velocity."""
     own = bench(MEANFLOW)

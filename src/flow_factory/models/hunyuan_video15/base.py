@@ -138,26 +138,29 @@ class HunyuanVideo15Adapter(VideoAdapter):
     def network_extras(self, times: ComponentTimes, condition: Any) -> dict[str, Tensor]:
         """Further inputs of the network: `image_embeds`, and others of some checkpoints."""
 
+    def embeds_input(self, embeds: Tensor) -> Tensor:
+        """Embeddings in the dtype of the network's weights: norms read them first, which not every autocast casts."""
+        return embeds.to(self._dtype_of("transformer"))
+
     def predict_velocity(
         self, state: LatentState, times: ComponentTimes, condition: Any, guidance: GuidanceSpec
     ) -> LatentState:
-        def cast(tensor: Tensor) -> Tensor:
-            return self.network_input("transformer", tensor)
-
         def network(texts: Texts) -> Tensor:
             return self.network("transformer")(
-                hidden_states=cast(state.only),
-                # The embedding of time is cast to the dtype of the time, which some schedulers give as an integer.
-                timestep=cast(times.only.timestep.float()),
-                encoder_hidden_states=cast(texts.prompts.embeds),
+                hidden_states=latents,
+                timestep=timestep,
+                encoder_hidden_states=self.embeds_input(texts.prompts.embeds),
                 encoder_attention_mask=texts.prompts.mask,
-                encoder_hidden_states_2=cast(texts.glyphs.embeds),
+                encoder_hidden_states_2=self.embeds_input(texts.glyphs.embeds),
                 encoder_attention_mask_2=texts.glyphs.mask,
                 return_dict=False,
                 **extras,
             )[0]
 
-        extras = {name: cast(tensor) for name, tensor in self.network_extras(times, condition).items()}
+        latents = self.network_input("transformer", state.only)
+        # The embedding of time is cast to the dtype of the time, which some schedulers give as an integer.
+        timestep = self.network_input("transformer", times.only.timestep.float())
+        extras = self.network_extras(times, condition)
         positive = network(condition.texts)
         if not guidance.active(times):
             return LatentState.single(positive)

@@ -85,7 +85,8 @@ class HunyuanVideo15ImageToVideoAdapter(HunyuanVideo15Adapter):
         return LatentState.single(torch.cat([latents, first, mask], dim=1))
 
     def network_extras(self, times: ComponentTimes, condition: Any) -> dict[str, Tensor]:
-        extras = {"image_embeds": condition.image_embeds}
+        extras = {"image_embeds": self.embeds_input(condition.image_embeds)}
         if self.pipeline.transformer.config.use_meanflow:
-            extras["timestep_r"] = self.timestep_for_sigma(times.only.sigma_next)
+            end = self.timestep_for_sigma(times.only.sigma_next)
+            extras["timestep_r"] = self.network_input("transformer", end)
         return extras

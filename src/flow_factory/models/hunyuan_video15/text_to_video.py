@@ -32,4 +32,4 @@ class HunyuanVideo15TextToVideoAdapter(HunyuanVideo15Adapter):
 
     def network_extras(self, times: ComponentTimes, condition: Any) -> dict[str, Tensor]:
         width = self.pipeline.transformer.config.image_embed_dim
-        return {"image_embeds": torch.zeros(condition.batch_size, 0, width, device=self.device)}
+        return {"image_embeds": self.embeds_input(torch.zeros(condition.batch_size, 0, width, device=self.device))}
