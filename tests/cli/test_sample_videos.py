@@ -156,6 +156,17 @@ finally:
     assert done.stdout.strip().endswith("HEAVY []") and not (tmp_path / "out").exists()
 
 
+def test_a_joint_model_is_heard_too(tmp_path: Path, command: Command) -> None:
+    config = configuration("ltx2_t2av-2.0", tmp_path)
+    done = command("sample", config, "--num", 1, "--output", tmp_path / "out")
+    assert done.code == 0, done.err
+    (entry,) = json.loads((tmp_path / "out" / "samples.json").read_text())["samples"]
+    with wave.open(str(tmp_path / "out" / entry["sound"])) as file:
+        assert file.getframerate() == entry["sample_rate"] and file.getnframes() > 0
+    assert len(read_video(tmp_path / "out" / entry["file"]).frames) == entry["frames"]
+    assert read_audio(tmp_path / "out" / entry["file"]).sample_rate == entry["sample_rate"]
+
+
 def test_videos_with_sound_are_written_with_their_waveform(tmp_path: Path) -> None:
     """As a model that makes both would: its sound is in the video, and in a file of its own."""
     made: dict[Any, list[MadeSample]] = {"base": [], "trained": []}

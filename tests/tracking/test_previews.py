@@ -174,6 +174,13 @@ def test_condition_videos_and_pictures_are_shown_above_what_was_made(tmp_path: P
     assert given.shape == (96, first.picture.width, 3), "as high as a frame"
     assert boxes(given, [0, 0, 255])[2:] == (96, 48) and boxes(given, [0, 255, 0])[2:] == (96, 192)
 
+    both = video_sample(V2VSample, frames=clip(5, 32, 48), condition_video=clip(7, 64, 96, seed=3))
+    both.condition_images = [tall]  # type: ignore[attr-defined]
+    shown = preview_of(both)
+    assert shown is not None and shown.given is not None
+    assert boxes(array(shown.given), [0, 0, 255])[:3] == (0, 0, 96), "above the video"
+    assert boxes(array(shown.given), [0, 160, 90])[0] == 96 + FRAME_GAP
+
     edits = [preview_of(picture_sample((9, 9, 9), [tall])), preview_of(picture_sample((8, 8, 8), []))]
     save_previews([("cycle 0", [p for p in edits if p])], ["edit", "no reference"], tmp_path / "edit.png")
     sheet = array(tmp_path / "edit.png")

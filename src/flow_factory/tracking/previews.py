@@ -15,7 +15,15 @@ from torch import Tensor
 from flow_factory.samples import Audio, BaseSample, ImageSample, T2AVSample, VideoSample
 from flow_factory.tracking.grids import MAX_TILE, save_comparison, save_grid, to_pil
 from flow_factory.tracking.players import encode_mp4, encode_wav
-from flow_factory.tracking.strips import FRAME_GAP, FRAME_SIZE, STRIP_FRAMES, frame_height, given_pictures, video_strip
+from flow_factory.tracking.strips import (
+    FRAME_GAP,
+    FRAME_SIZE,
+    STRIP_FRAMES,
+    frame_height,
+    given_pictures,
+    stacked,
+    video_strip,
+)
 
 _STRIP_WIDTH = STRIP_FRAMES * (FRAME_SIZE + FRAME_GAP) - FRAME_GAP
 _COLUMNS = 8
@@ -107,9 +115,9 @@ def save_previews(
 
 
 def _given(sample: BaseSample, size: tuple[int, int]) -> Image.Image | None:
-    """Condition media of a sample; pictures are fitted into a height and a width."""
+    """Condition media of a sample; pictures are fitted into a height and a width, a video's frames are numbered."""
     pictures: Sequence[Tensor] = getattr(sample, "condition_images", ())
-    if pictures:
-        return given_pictures(pictures, size)
     video: Tensor | None = getattr(sample, "condition_video", None)
-    return None if video is None else video_strip(video, None)
+    parts = [given_pictures(pictures, size)] if pictures else []
+    parts += [] if video is None else [video_strip(video, None)]
+    return stacked(parts, FRAME_GAP) if parts else None

@@ -41,7 +41,7 @@ def video_strip(frames: Tensor, fps: float | None, sound: Audio | None = None) -
     tiles = [_tile(frames[index]) for index in chosen]
     labels = [f"frame {index}" if fps is None else f"{index / fps:.2f} s" for index in chosen]
     strip = _side_by_side(tiles, labels)
-    return strip if sound is None else _stacked([strip, waveform(sound, strip.width)])
+    return strip if sound is None else stacked([strip, waveform(sound, strip.width)])
 
 
 def frame_height(frames: Tensor) -> int:
@@ -59,11 +59,11 @@ def waveform(sound: Audio, width: int) -> Image.Image:
     samples = sound.waveform.detach().cpu().float().numpy()
     channels, count = samples.shape
     drawn = samples if channels <= _MAX_CHANNELS else samples.mean(axis=0, keepdims=True)
-    picture = _stacked([_envelope(channel, width) for channel in drawn])
+    picture = stacked([_envelope(channel, width) for channel in drawn])
     seconds = count / sound.sample_rate
     facts = [f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms", f"{sound.sample_rate / 1000:g} kHz"]
     facts += [f"{channels} channels" if channels > 1 else "mono", f"peak {np.abs(samples).max(initial=0.0):.2f}"]
-    return _stacked([picture, _line(f"sound: {', '.join(facts)}", width)])
+    return stacked([picture, _line(f"sound: {', '.join(facts)}", width)])
 
 
 def given_pictures(pictures: Sequence[Tensor], size: tuple[int, int]) -> Image.Image:
@@ -82,6 +82,17 @@ def given_pictures(pictures: Sequence[Tensor], size: tuple[int, int]) -> Image.I
         tile = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
         sheet.paste(tile, (left, (height - tile.height) // 2))
         left += tile.width + FRAME_GAP
+    return sheet
+
+
+def stacked(parts: Sequence[Image.Image], gap: int = 2) -> Image.Image:
+    """Pictures one under the other, at the left, with `gap` pixels between them."""
+    height = sum(part.height for part in parts) + gap * (len(parts) - 1)
+    sheet = Image.new("RGB", (max(part.width for part in parts), height), BACKGROUND)
+    top = 0
+    for part in parts:
+        sheet.paste(part, (0, top))
+        top += part.height + gap
     return sheet
 
 
@@ -123,14 +134,3 @@ def _line(text: str, width: int) -> Image.Image:
     line = Image.new("RGB", (width, LINE_HEIGHT), BACKGROUND)
     ImageDraw.Draw(line).text((0, 1), text, fill=SOFT_INK, font=font_for([text]))
     return line
-
-
-def _stacked(parts: Sequence[Image.Image]) -> Image.Image:
-    gap = 2
-    height = sum(part.height for part in parts) + gap * (len(parts) - 1)
-    sheet = Image.new("RGB", (max(part.width for part in parts), height), BACKGROUND)
-    top = 0
-    for part in parts:
-        sheet.paste(part, (0, top))
-        top += part.height + gap
-    return sheet
