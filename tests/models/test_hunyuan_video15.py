@@ -327,6 +327,13 @@ def test_the_published_checkpoints_have_sixteen_pixels_to_a_latent(bench: Open, 
     assert bench(name).fresh.spec.size_multiple(None) == 16
 
 
+def test_a_broken_guider_is_named(bench: Open, altered: Callable[..., Path]) -> None:
+    folder = altered({})
+    (folder / "guider/guider_config.json").write_text("{")
+    (found,) = problems(bench(TEXT), {}, folder)
+    assert re.search(r"guider_config.json is not valid JSON .*; download the checkpoint again", found)
+
+
 @pytest.mark.parametrize("absent", ["guider", "text_encoder_2", "image_encoder"])
 def test_parts_that_a_checkpoint_needs(bench: Open, tmp_path: Path, absent: str) -> None:
     own = bench(IMAGE)

@@ -139,7 +139,8 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
     if missing:
         raise InputError(f"{folder} lacks {', '.join(missing)}, which model_type {spec.key!r} needs; complete it.")
 
-    for file in sorted([*folder.glob("*/config.json"), *folder.glob("*/scheduler_config.json")]):
+    names = ("config.json", "scheduler_config.json", "guider_config.json")
+    for file in sorted(file for name in names for file in folder.glob(f"*/{name}")):
         if not isinstance(_read_json(file), dict):
             raise InputError(f"{file} holds no JSON object; download the checkpoint again.")
 
