@@ -17,7 +17,16 @@ from flow_factory.data_utils.media_files import load_media, read_audio, read_med
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
-from flow_factory.samples import Audio, ConditionInputs, I2ISample, T2ISample, V2VSample, Video, condition_fields
+from flow_factory.samples import (
+    Audio,
+    ConditionInputs,
+    I2AVSample,
+    I2ISample,
+    T2ISample,
+    V2VSample,
+    Video,
+    condition_fields,
+)
 from tests.data_utils.helpers import FakeAdapter, dataset, run_config, write_jsonl
 
 IMAGES = PipelineIOContract(
@@ -118,6 +127,9 @@ def test_samples_show_what_they_were_made_from() -> None:
     assert condition_fields(I2ISample, inputs) == {"condition_images": [image]}
     assert condition_fields(V2VSample, inputs)["condition_video"] is frames
     assert condition_fields(T2ISample, inputs) == {}
+    references = condition_fields(I2AVSample, inputs)
+    assert references["condition_images"] == [image] and references["condition_videos"][0] is frames
+    assert references["condition_sounds"] == inputs.audios()
     assert inputs.audios() == [sound]
 
 

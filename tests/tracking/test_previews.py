@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from flow_factory.rewards.smoke import make_sample
-from flow_factory.samples import Audio, I2ISample, I2VSample, ImageSample, T2ISample, V2VSample
+from flow_factory.samples import Audio, I2AVSample, I2ISample, I2VSample, ImageSample, T2ISample, V2VSample
 from flow_factory.tracking.grids import LINE_HEIGHT
 from flow_factory.tracking.previews import preview_of, save_previews
 from flow_factory.tracking.strips import (
@@ -174,18 +174,25 @@ def test_condition_videos_and_pictures_are_shown_above_what_was_made(tmp_path: P
     assert given.shape == (96, first.picture.width, 3), "as high as a frame"
     assert boxes(given, [0, 0, 255])[2:] == (96, 48) and boxes(given, [0, 255, 0])[2:] == (96, 192)
 
-    both = video_sample(V2VSample, frames=clip(5, 32, 48), condition_video=clip(7, 64, 96, seed=3))
-    both.condition_images = [tall]  # type: ignore[attr-defined]
-    shown = preview_of(both)
-    assert shown is not None and shown.given is not None
-    assert boxes(array(shown.given), [0, 0, 255])[:3] == (0, 0, 96), "above the video"
-    assert boxes(array(shown.given), [0, 160, 90])[0] == 96 + FRAME_GAP
-
     edits = [preview_of(picture_sample((9, 9, 9), [tall])), preview_of(picture_sample((8, 8, 8), []))]
     save_previews([("cycle 0", [p for p in edits if p])], ["edit", "no reference"], tmp_path / "edit.png")
     sheet = array(tmp_path / "edit.png")
     blue, gray = boxes(sheet, [0, 0, 255]), boxes(sheet, [9, 9, 9])
     assert blue[0] + blue[2] < gray[0] and gray[1] <= blue[1] < gray[1] + gray[3]
+
+
+def test_references_of_every_kind_stand_one_under_the_other() -> None:
+    square = torch.zeros(3, 50, 50, dtype=torch.uint8)
+    square[2] = 255
+    references = {"condition_images": [square], "condition_videos": [clip(7, 64, 96, seed=3), clip(3, seed=4)]}
+    sample = video_sample(I2AVSample, frames=clip(5, 32, 48), condition_sounds=[tone(), tone()], **references)
+    preview = preview_of(sample)
+    assert preview is not None and preview.given is not None
+    given = array(preview.given)
+    tops = [boxes(given, colour)[0] for colour in ([0, 0, 255], [0, 160, 90], [0, 200, 90])]
+    assert tops == [0, 96 + FRAME_GAP, 96 + 128 + LINE_HEIGHT + 2 * FRAME_GAP]
+    below = given[tops[-1] + 96 + LINE_HEIGHT :]
+    assert below.shape[0] == 2 * (FRAME_GAP + 2 * WAVE_HEIGHT + 2 * 2 + LINE_HEIGHT) and (below == (11, 98, 196)).any()
 
 
 def test_a_preview_is_a_whole_picture(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from flow_factory.samples.media import ConditionInputs
+from flow_factory.samples.media import Audio, ConditionInputs
 from flow_factory.samples.noise import NoiseKey
 from flow_factory.samples.trajectory import Trajectory
 
@@ -174,15 +174,22 @@ class T2AVSample(VideoSample):
 
 @dataclass
 class I2AVSample(T2AVSample):
-    """Image(s) and text to video with sound."""
+    """Image(s) and text to video with sound, and of models with references also videos [F, C, H, W] and sounds."""
 
     condition_images: list[Tensor] = field(default_factory=list)
+    condition_videos: list[Tensor] = field(default_factory=list)
+    condition_sounds: list[Audio] = field(default_factory=list)
 
 
 def condition_fields(sample_class: type[BaseSample], inputs: ConditionInputs) -> dict[str, Any]:
     """The fields of a sample class that show what an example was generated from, of those that the class has."""
-    videos = inputs.videos()
-    values = {"condition_images": inputs.images(), "condition_video": videos[0].frames if videos else None}
+    videos = [video.frames for video in inputs.videos()]
+    values = {
+        "condition_images": inputs.images(),
+        "condition_video": videos[0] if videos else None,
+        "condition_videos": videos,
+        "condition_sounds": inputs.audios(),
+    }
     known = {f.name for f in fields(sample_class)}
     return {name: value for name, value in values.items() if name in known}
 

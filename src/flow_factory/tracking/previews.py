@@ -23,6 +23,7 @@ from flow_factory.tracking.strips import (
     given_pictures,
     stacked,
     video_strip,
+    waveform,
 )
 
 _STRIP_WIDTH = STRIP_FRAMES * (FRAME_SIZE + FRAME_GAP) - FRAME_GAP
@@ -118,6 +119,9 @@ def _given(sample: BaseSample, size: tuple[int, int]) -> Image.Image | None:
     """Condition media of a sample; pictures are fitted into a height and a width, a video's frames are numbered."""
     pictures: Sequence[Tensor] = getattr(sample, "condition_images", ())
     video: Tensor | None = getattr(sample, "condition_video", None)
+    videos: Sequence[Tensor] = getattr(sample, "condition_videos", ()) if video is None else (video,)
+    sounds: Sequence[Audio] = getattr(sample, "condition_sounds", ())
     parts = [given_pictures(pictures, size)] if pictures else []
-    parts += [] if video is None else [video_strip(video, None)]
+    parts += [video_strip(frames, None) for frames in videos]
+    parts += [waveform(sound, size[1]) for sound in sounds]
     return stacked(parts, FRAME_GAP) if parts else None
