@@ -77,7 +77,8 @@ def test_every_example_with_prompts_passes_check(path: Path, tmp_path: Path) -> 
     (source,) = config.data_args.sources()
     if not source.dataset_dir.startswith("builtin/"):
         # Prompts with media that nothing here has: as the example's header says, a row names what the model needs.
-        write_prompts(tmp_path, [slot for slot in config.spec.io.inputs if slot.required])
+        io = config.spec.io
+        write_prompts(tmp_path, [slot for slot in io.inputs if slot.required or slot.name in io.one_of[:1]])
         config = load_config(path, [f"data.datasets.0.dataset_dir={tmp_path}"])
     report = check_statically(config)
     assert any(line.startswith("train prompts") for line in report.lines)

@@ -39,10 +39,12 @@ class PipelineIOContract:
     Attributes:
         inputs: The slots a dataset may fill. A slot that is not listed is an error in a dataset.
         outputs: The modalities of one generated example, in order.
+        one_of: Names of slots of which each example must fill at least one; empty: none is needed.
     """
 
     inputs: tuple[MediaSlot, ...]
     outputs: tuple[Modality, ...]
+    one_of: tuple[str, ...] = ()
 
     def slot(self, name: str) -> MediaSlot | None:
         """The input slot called `name`, or None if the pipeline has no such input."""

@@ -198,6 +198,8 @@ class _Reader:
         for slot in self.io.inputs:
             if slot.required and slot.modality is not Modality.TEXT and slot.name not in filled:
                 yield f"input.media: nothing fills the model's {slot.modality.value} input {slot.name!r}; add it."
+        if self.io.one_of and filled.keys().isdisjoint(self.io.one_of):
+            yield f"input.media: fills none of {', '.join(map(repr, self.io.one_of))}; the model needs at least one."
 
     def _outputs(self, stored: StoredExample) -> Iterator[str]:
         """Every arm holds what the model gives, in order, and can be decoded."""

@@ -114,7 +114,9 @@ def default_dataset(config: Arguments) -> DatasetArguments:
 
 
 def _check_text_suffices(config: Arguments) -> None:
-    needed = [s.name for s in config.spec.io.inputs if s.required and s.modality is not Modality.TEXT]
+    io = config.spec.io
+    needed = [s.name for s in io.inputs if s.required and s.modality is not Modality.TEXT]
+    needed += [" or ".join(io.one_of)] if io.one_of else []
     if needed:
         raise InputError(
             f"--prompt gives text alone, and {config.model_args.model_type} needs {' and '.join(needed)} as well; give "

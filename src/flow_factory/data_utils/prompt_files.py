@@ -233,3 +233,8 @@ def _check_required(row: PromptRow, place: str, io: PipelineIOContract | None) -
                 f"{place}: the model needs {kind} for {slot.name!r}; add it to a .jsonl file as "
                 f'"{slot.name}": "<path>".'
             )
+    if io is not None and io.one_of and filled.isdisjoint(io.one_of):
+        raise InputError(
+            f"{place}: the model needs at least one of {', '.join(map(repr, io.one_of))}; add it to a .jsonl file as "
+            f'"{io.one_of[0]}": "<path>".'
+        )

@@ -176,13 +176,15 @@ def _open(config: Arguments, lora: bool, imports: Sequence[str]) -> list[str]:
     spec, name = config.spec, config.model_args.model_name_or_path
     # A checkpoint of another class must be told which one is meant.
     loader = spec.pipeline_class if spec.other_classes else "DiffusionPipeline"
-    lines, more, loaded = [], "", []
+    lines, more, loaded, here = [], "", [], '"."'
     if spec.workflow is not None:
         loader, more = "ModularPipeline", f', workflow="{spec.workflow}"'
         lines, loaded = ["import torch"], ["pipeline.load_components(dtype=torch.bfloat16)"]
+        if not lora:  # components that transformers loads are not found in "."
+            lines, here = ["from pathlib import Path", "", *lines], "str(Path.cwd())"
     lines += [f"from diffusers import {loader}", *imports]
     if not lora:
-        return [*lines, "", f'pipeline = {loader}.from_pretrained("."{more})  # this folder', *loaded]
+        return [*lines, "", f"pipeline = {loader}.from_pretrained({here}{more})  # this folder", *loaded]
     if is_builtin(name):
         lines += ["from flow_factory.hparams.builtin import resolve_builtin"]
         given = f'resolve_builtin("{name}", "model")'
