@@ -181,6 +181,21 @@ def test_condition_videos_and_pictures_are_shown_above_what_was_made(tmp_path: P
     assert blue[0] + blue[2] < gray[0] and gray[1] <= blue[1] < gray[1] + gray[3]
 
 
+def test_each_prompt_takes_the_height_that_its_own_references_need(tmp_path: Path) -> None:
+    """A row without references has no empty place for them."""
+    given = [[clip(3, 96, 96, seed=3)], [clip(3, seed=4), clip(3, seed=5)], []]
+    samples = [
+        video_sample(I2AVSample, frames=clip(5, seed=i), condition_videos=videos) for i, videos in enumerate(given)
+    ]
+    previews = [p for s in samples if (p := preview_of(s))]
+    save_previews([("", previews)], ["one", "two", "three"], tmp_path / "sheet.png")
+    above = [10 + p.given.height if p.given else 0 for p in previews]
+    caption = LINE_HEIGHT + 10
+    assert array(tmp_path / "sheet.png").shape[0] == 10 + sum(
+        extra + p.picture.height + 10 + caption for extra, p in zip(above, previews, strict=True)
+    )
+
+
 def test_references_of_every_kind_stand_one_under_the_other() -> None:
     square = torch.zeros(3, 50, 50, dtype=torch.uint8)
     square[2] = 255

@@ -113,8 +113,6 @@ def _save_blocks(
         raise ValueError(f"columns is {columns}; it must be at least 1")
     tiles = _scaled([[None if image is None else to_pil(image) for image in images] for _, images in rows], max_tile)
     width = max(tile.width for row in tiles for tile in row if tile is not None)
-    row_heights = [max((tile.height for tile in row if tile is not None), default=0) for row in tiles]
-    row_tops = [sum(row_heights[:number]) + number * _GAP for number in range(len(tiles) + 1)]
     columns = math.ceil(count / math.ceil(count / columns))  # the last block is about as wide as the others
 
     titles = [title for title, _ in rows]
@@ -123,33 +121,51 @@ def _save_blocks(
     left = _GAP + (margin + _GAP if margin else 0)
     wrapped = [_wrap(caption, font, width) for caption in captions] if captions is not None else [[]] * count
 
-    # Heights of the blocks: each is all rows of up to `columns` pictures, with its longest caption beneath.
-    blocks = [range(start, min(start + columns, count)) for start in range(0, count, columns)]
-    caption_heights = [max(len(wrapped[i]) for i in block) * LINE_HEIGHT for block in blocks]
-    heights = [row_tops[-1] + (caption + _GAP if caption else 0) for caption in caption_heights]
-    sheet = Image.new("RGB", (left + columns * (width + _GAP), _GAP + sum(heights)), BACKGROUND)
-    draw = ImageDraw.Draw(sheet)
+    blocks = []
+    for start in range(0, count, columns):
+        part = slice(start, start + columns)
+        titled = [(title, row[part]) for title, row in zip(titles, tiles, strict=True)]
+        blocks.append(_block(titled, wrapped[part], width, columns, left, font))
+    sheet = Image.new("RGB", (blocks[0].width, _GAP + sum(block.height for block in blocks)), BACKGROUND)
     top = _GAP
-    for block, block_height in zip(blocks, heights, strict=True):
-        for number, (title, row) in enumerate(zip(titles, tiles, strict=True)):
-            y, height = top + row_tops[number], row_heights[number]
-            if title:
-                draw.text((_GAP, y + height // 2), title, fill=SOFT_INK, font=font, anchor="lm")
-            for column, index in enumerate(block):
-                tile = row[index]
-                if tile is None:
-                    continue
-                x = left + column * (width + _GAP)
-                indent = (width - tile.width) // 2 if columns > 1 else 0
-                sheet.paste(tile, (x + indent, y + (height - tile.height) // 2))
-        for column, index in enumerate(block):
-            for line_number, line in enumerate(wrapped[index]):
-                y = top + row_tops[-1] - _GAP // 2 + line_number * LINE_HEIGHT
-                draw.text((left + column * (width + _GAP), y), line, fill=_INK, font=font)
-        top += block_height
+    for block in blocks:
+        sheet.paste(block, (0, top))
+        top += block.height
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(target, png_bytes(sheet))
+
+
+def _block(
+    rows: Sequence[tuple[str, Sequence[Image.Image | None]]],
+    captions: Sequence[Sequence[str]],
+    width: int,
+    columns: int,
+    left: int,
+    font: Any,
+) -> Image.Image:
+    """Titled rows of up to `columns` tiles with the columns' captions, as lines, beneath; without what is above it."""
+    rows = [(title, row) for title, row in rows if any(tile is not None for tile in row)]
+    heights = [max(tile.height for tile in row if tile is not None) for _, row in rows]
+    bottom = sum(height + _GAP for height in heights)
+    caption = max(map(len, captions)) * LINE_HEIGHT
+    block = Image.new("RGB", (left + columns * (width + _GAP), bottom + (caption + _GAP if caption else 0)), BACKGROUND)
+    draw = ImageDraw.Draw(block)
+    y = 0
+    for (title, row), height in zip(rows, heights, strict=True):
+        if title:
+            draw.text((_GAP, y + height // 2), title, fill=SOFT_INK, font=font, anchor="lm")
+        for column, tile in enumerate(row):
+            if tile is not None:
+                indent = (width - tile.width) // 2 if columns > 1 else 0
+                x = left + column * (width + _GAP) + indent
+                block.paste(tile, (x, y + (height - tile.height) // 2))
+        y += height + _GAP
+    for column, lines in enumerate(captions):
+        for number, line in enumerate(lines):
+            place = (left + column * (width + _GAP), bottom - _GAP // 2 + number * LINE_HEIGHT)
+            draw.text(place, line, fill=_INK, font=font)
+    return block
 
 
 def png_bytes(picture: Tensor | Image.Image) -> bytes:
