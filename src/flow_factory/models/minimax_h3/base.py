@@ -191,19 +191,25 @@ class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
     def predict_velocity(
         self, state: LatentState, times: ComponentTimes, condition: PackedCondition, guidance: GuidanceSpec
     ) -> LatentState:
-        text, patch = condition.only, self.pipeline.patch_size
+        pipeline, patch = self.pipeline, self.pipeline.patch_size
         layout = self._layout(condition, state)
+        video_rows, audio_rows = pack_video(state[VIDEO], patch), pack_audio(state[AUDIO])
+        if layout.given_video is not None:
+            given = pipeline.scheduler.scale_noise(layout.given_video, pipeline.keyframe_noise_aug, state[GIVEN][0])
+            video_rows = torch.cat([given, video_rows])
+        if layout.given_audio is not None:
+            audio_rows = torch.cat([layout.given_audio, audio_rows])
         video, audio = self.network(self.network_name)(
-            hidden_states=torch.cat([*self._given_rows(text, state), pack_video(state[VIDEO], patch)])[None],
-            audio_hidden_states=torch.cat([*_given_sound(text), pack_audio(state[AUDIO])])[None],
-            encoder_hidden_states=text.embeds,
-            timestep=layout.timesteps(times[VIDEO].timestep, times[AUDIO].timestep, self.pipeline.keyframe_noise_aug),
+            hidden_states=video_rows[None],
+            audio_hidden_states=audio_rows[None],
+            encoder_hidden_states=condition.only.embeds,
+            timestep=layout.timesteps(times[VIDEO].timestep, times[AUDIO].timestep, pipeline.keyframe_noise_aug),
             **layout.inputs,
             return_dict=False,
         )
         velocity = {
-            VIDEO: -unpack_video(video[0, layout.given_video :], state[VIDEO], patch),
-            AUDIO: -unpack_audio(audio[0, layout.given_audio :]),
+            VIDEO: -unpack_video(video[0, _count(layout.given_video) :], state[VIDEO], patch),
+            AUDIO: -unpack_audio(audio[0, _count(layout.given_audio) :]),
         }
         if GIVEN in state.components:
             velocity[GIVEN] = torch.zeros_like(state[GIVEN])
@@ -213,19 +219,11 @@ class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
         *_, frames, height, width = state[VIDEO].shape
         shape = (frames, height, width, state[AUDIO].shape[-1])
         if shape not in condition.layouts:
-            condition.layouts[shape] = Layout.of(self.build_layout(condition.only, shape), self.device)
+            text = condition.only
+            built = self.build_layout(text, shape)
+            condition.layouts[shape] = Layout.of(text, built, self.pipeline.patch_size, self.device)
         return condition.layouts[shape]
 
-    def _given_rows(self, text: PackedText, state: LatentState) -> Iterator[Tensor]:
-        """Rows of given pictures and videos, with their noise."""
-        clean = [
-            pack_video(one.latents, self.pipeline.patch_size) for one in text.conditioning if one.latents is not None
-        ]
-        if clean:
-            anchor = self.pipeline.keyframe_noise_aug
-            yield self.pipeline.scheduler.scale_noise(torch.cat(clean), anchor, state[GIVEN][0])
 
-
-def _given_sound(text: PackedText) -> Iterator[Tensor]:
-    """Rows of given sounds, which have no noise."""
-    return (one.sound for one in text.conditioning if one.sound is not None)
+def _count(rows: Tensor | None) -> int:
+    return 0 if rows is None else len(rows)

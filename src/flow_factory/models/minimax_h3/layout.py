@@ -29,20 +29,19 @@ class Layout:
 
     Attributes:
         inputs: What the network is told of them, on the device.
-        given_video: Rows in front of the generated video's: of keyframes, or of pictures and videos.
-        given_audio: Rows in front of the generated sound's: of sounds.
-        levels: How many noise levels there are.
+        given_video: Rows in front of the generated video's, without their noise, [n, C p]: of keyframes, or of pictures
+            and videos; None without.
+        given_audio: Rows in front of the generated sound's, [m, C']: of sounds, which get no noise; None without.
     """
 
     inputs: dict[str, Tensor]
-    given_video: int
-    given_audio: int
-    levels: int
+    given_video: Tensor | None
+    given_audio: Tensor | None
 
     @classmethod
-    def of(cls, built: Built, device: torch.device) -> Layout:
-        """From what the pipeline's function returned."""
-        positions, tags, video, audio, text, given_video, given_audio = built
+    def of(cls, text: PackedText, built: Built, patch: tuple[int, int, int], device: torch.device) -> Layout:
+        """From a text with what is given, and what the pipeline's function returned for it."""
+        positions, tags, video, audio, tokens, given_video, given_audio = built
         levels = torch.full((len(tags),), _VIDEO)
         levels[video[:given_video]] = _GIVEN_VIDEO
         levels[audio[given_audio:]] = _AUDIO
@@ -53,10 +52,12 @@ class Layout:
             "token_tags": tags.to(device),
             "video_indices": video.to(device),
             "audio_indices": audio.to(device),
-            "text_indices": text.to(device),
+            "text_indices": tokens.to(device),
             "timestep_indices": levels.to(device),
         }
-        return cls(inputs, given_video, given_audio, 4 if given_audio else 3 if given_video else 2)
+        pictures = [pack_video(one.latents, patch) for one in text.conditioning if one.latents is not None]
+        sounds = [one.sound for one in text.conditioning if one.sound is not None]
+        return cls(inputs, torch.cat(pictures) if pictures else None, torch.cat(sounds) if sounds else None)
 
     def timesteps(self, video: Tensor, audio: Tensor, anchor: float) -> Tensor:
         """The network's time of each level.
@@ -68,7 +69,12 @@ class Layout:
             audio: Time of the generated sound, [1].
             anchor: The time that given pictures and videos are noised to; later, they go along with the video.
         """
-        return torch.cat([video, audio, video.clamp(min=anchor), torch.ones_like(audio)])[: self.levels]
+        levels = [video, audio]
+        if self.given_video is not None:
+            levels.append(video.clamp(min=anchor))
+        if self.given_audio is not None:
+            levels.append(torch.ones_like(audio))
+        return torch.cat(levels)
 
 
 def keyframe_layout(pipeline: Any, text: PackedText, shape: tuple[int, int, int, int]) -> Built:
