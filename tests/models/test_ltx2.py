@@ -136,7 +136,7 @@ def test_what_the_sound_has_no_value_for_is_the_videos(bench: Open, absent: floa
 def test_losses_on_stored_media_are_one_forward(bench: Open) -> None:
     """Whatever kinds the configuration's own fields turn on."""
     own = bench("ltx2_t2av-2.3")
-    adapter = own.adapter({f"train.{k}": v for k, v in own.case.setting("without negatives").generation.items()})
+    adapter = own.adapter({f"train.{k}": v for k, v in own.case.setting("all").generation.items()})
     assert adapter.guidance(1.0) != adapter.offline_guidance()
     condition = own.condition(adapter, own.case.setting("guided"))
     state = adapter.prepare_latents(condition, generators(list(SEEDS)), *own.case.size)
@@ -153,8 +153,8 @@ def test_losses_on_stored_media_are_one_forward(bench: Open) -> None:
 def test_rows_and_components_may_be_at_different_times(bench: Open, name: str) -> None:
     """Freely drawn times: each row is what it is alone, and each component reads its own time."""
     own = bench(name)
-    setting = own.case.settings[1]
-    adapter, guidance = own.stirred, own.guidance(setting)
+    setting = own.case.setting("guided")
+    adapter, guidance = own.stirred, replace(own.guidance(setting), stg_scale=1.0, stg_blocks=(1,), modality_scale=2.0)
     condition = own.condition(adapter, setting)
     state = adapter.prepare_latents(condition, generators(list(SEEDS)), *own.case.size)
 
