@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,13 @@ def test_a_negative_prompt_for_a_model_that_takes_none(tmp_path: Path) -> None:
 
 
 def test_wrong_missing_and_repeated_slots(tmp_path: Path) -> None:
-    def complaints(*slots: str | None) -> list[str]:
+    def complaints(*slots: str | None, io: PipelineIOContract = EDIT) -> list[str]:
         row = record("demonstration", "x", "a.png")
         row["input"]["media"] = [{"type": "image", "path": "a.png", "slot": slot} for slot in slots]
         (tmp_path / "images").mkdir(exist_ok=True)
         picture(tmp_path / "images" / "a.png", 1)
         path = write_records(tmp_path, [row])
-        return [problem.removeprefix(f"{path}:1: ") for problem in scan(tmp_path, EDIT).problems]
+        return [problem.removeprefix(f"{path}:1: ") for problem in scan(tmp_path, io).problems]
 
     assert complaints("first", "last") == []
     assert complaints("first", "middle") == [
@@ -125,6 +126,10 @@ def test_wrong_missing_and_repeated_slots(tmp_path: Path) -> None:
     ]
     assert complaints("last") == ["input.media: nothing fills the model's image input 'first'; add it."]
     assert "input.media[0].slot: is missing; this image could fill 'first', 'last'." in complaints(None)
+    optional = tuple(replace(slot, required=False) for slot in EDIT.inputs)
+    either = replace(EDIT, inputs=optional, one_of=("first", "last"))
+    assert complaints("last", io=either) == []
+    assert complaints(io=either) == ["input.media: fills none of 'first', 'last'; the model needs at least one."]
     assert complaints("first", "first") == ["input.media[1]: the input 'first' takes at most 1 file(s)."]
 
 

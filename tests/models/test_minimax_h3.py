@@ -17,6 +17,7 @@ from diffusers import ModularPipeline
 from PIL import Image
 
 from flow_factory.checkpoints.selection import SavedWeights
+from flow_factory.cli.static_checks import check_statically
 from flow_factory.errors import InputError
 from flow_factory.hparams import ConfigError, get_model_spec, load_config_from_mapping
 from flow_factory.hparams.local_model import check_pipeline_folder, inspect_local_model
@@ -222,6 +223,12 @@ def test_a_videos_sound_is_not_a_sound_of_its_own(bench: Open) -> None:
 def test_fields_that_do_not_fit_the_model(bench: Open, changes: Mapping[str, Any], path: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"{path} .*{words}"):
         configured(bench(TEXT), changes)
+
+
+def test_check_counts_the_steps_that_are_taken(bench: Open, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a\nb\n")
+    config = configured(bench(TEXT), {"data.dataset_dir": str(tmp_path)})
+    assert any(line.startswith("steps: 3 (Flow-SDE") for line in check_statically(config).lines)
 
 
 def test_pairs_do_not_fit_into_one_row(bench: Open) -> None:
