@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import ClassifierFreeGuidance
+from diffusers import ClassifierFreeGuidance, UniPCMultistepScheduler
 
 from flow_factory.errors import InputError
 from flow_factory.hparams import load_config_from_mapping
@@ -222,6 +222,18 @@ def test_the_model_card_sets_the_guider_and_loads_into_the_network(bench: Open) 
         "pipeline.video_processor.calculate_default_height_width = lambda **_: (32, 48)",
     ]
     assert not any("guidance_scale" in line or "height=" in line for line in lines if "frames = " in line)
+
+
+def test_timesteps_may_be_integers(bench: Open) -> None:
+    """Of a scheduler whose grid is of whole timesteps; the network casts its embedding of time to the time's dtype."""
+    own = bench(TEXT)
+    setting = own.case.setting("guided")
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    with own.scheduled(scheduler):
+        result = own.reference(setting, rows=(1,))
+        assert not own.pipeline.scheduler.timesteps.is_floating_point()
+        out = own.roll(own.fresh, setting, rows=(1,), solver="pipeline", decode=False)
+        assert_latents(own.latents(out), result, "with UniPC")
 
 
 # Conditions and the network --------------------------------------------------------------------------------------

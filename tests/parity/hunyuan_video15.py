@@ -53,9 +53,9 @@ def tokenizer() -> Any:
 
 
 def text_encoder(vocabulary: int) -> Qwen2_5_VLTextModel:
-    """Four layers, so that the third-last hidden state is not the embedding."""
+    """Three layers, so that the third-last hidden state is not the embedding."""
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-    own = {"num_hidden_layers": 4, "bos_token_id": 1, "eos_token_id": 1, "rope_parameters": rope}
+    own = {"num_hidden_layers": 3, "bos_token_id": 1, "eos_token_id": 1, "rope_parameters": rope}
     return Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**{**qwen_text_config(16, vocabulary), **own}))
 
 
@@ -71,7 +71,7 @@ def parts(guider: dict[str, Any] | None = None, **transformer: Any) -> dict[str,
         ),
         "vae": AutoencoderKLHunyuanVideo15(
             latent_channels=4,
-            block_out_channels=(8, 8, 8, 16),
+            block_out_channels=(4, 4, 8, 8),
             layers_per_block=1,
             spatial_compression_ratio=8,
             temporal_compression_ratio=4,

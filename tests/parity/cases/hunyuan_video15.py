@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffusers import HunyuanVideo15Pipeline, UniPCMultistepScheduler
+from diffusers import HunyuanVideo15Pipeline
 
 from tests.parity.case import Case, Setting, video_frames
 from tests.parity.hunyuan_video15 import LENGTH, WRAPPED, autoencode, load_comfyui, load_lora, parts, prepare
@@ -23,9 +23,6 @@ CASES = [
         prompts=("red dot", 'blue "bar"', "star"),
         negatives=(None, "blur", 'no "text"'),
         output=video_frames,
-        schedulers={  # whose timesteps are integers
-            "unipc": UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-        },
         autoencode=autoencode,
         load_lora=load_lora,
         load_comfyui=load_comfyui,
