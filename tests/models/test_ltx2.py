@@ -8,17 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers import LTX2Pipeline
 from torch import Tensor
 
+from flow_factory.checkpoints.selection import SavedWeights
 from flow_factory.errors import InputError
 from flow_factory.hparams import ConfigError, load_config_from_mapping
 from flow_factory.hparams.local_model import check_pipeline_folder, inspect_local_model
+from flow_factory.models.images import to_pil
 from flow_factory.models.ltx2 import image_to_audio_video
 from flow_factory.models.ltx2.guidance import LTX2Guidance, Predictions
 from flow_factory.samples import ComponentTimes, ConditionInputs, Media, NoiseKey, StepTimes, T2AVSample, Trajectory
+from flow_factory.trainers.export_request import ExportRequest
+from flow_factory.trainers.exporting import export_weights
 from tests.models.support import generators
 from tests.parity.bench import SEEDS, Bench, set_path
 from tests.parity.cases import all_cases
@@ -266,6 +271,37 @@ def test_a_vae_that_reads_a_time_decodes_at_0(bench: Open, tmp_path: Path) -> No
     out = own.roll(own.fresh, setting, steps=2)
     assert out.media is not None
     assert_media(out.media, own.reference(setting, "pil", steps=2), "decoded at time 0")
+
+
+@pytest.mark.parametrize("name", ["ltx2_t2av-2.0", "ltx2_i2av"])
+def test_the_code_of_a_model_card_saves_frames_and_sound(
+    bench: Open, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, saved = bench(name), dict[str, Any]()
+    own.stirred.export_lora(tmp_path / "run" / "lora")
+    weights = SavedWeights(tmp_path / "run" / "lora", "lora", averaged=False, checkpoint=tmp_path / "run", step=1)
+    mapping = own.mapping()
+    for path, value in {
+        "eval.num_inference_steps": 2,
+        "eval.resolution": own.case.size,
+        "eval.frame_rate": 16.0,
+    }.items():
+        set_path(mapping, f"eval.{field}", value)
+    out = tmp_path / "out"
+    out.mkdir()
+    request = ExportRequest(load_config_from_mapping(mapping, origin="test"), tmp_path / "run", weights, "diffusers")
+    export_weights(request, out)
+    to_pil(picture(0)).save(out / "input.png")
+
+    def encode_video(frames: Any, fps: float, path: str, audio: Tensor, audio_sample_rate: int) -> None:
+        saved.update(frames=frames, fps=fps, audio=audio, rate=audio_sample_rate)
+
+    monkeypatch.chdir(out)
+    monkeypatch.setattr(diffusers.utils, "encode_video", encode_video)
+    code = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    exec(code.replace(f"path/to/{own.folder.name}", str(own.folder)), {})
+    assert len(saved["frames"]) == 5 and saved["frames"][0].size == (64, 32) and saved["fps"] == 16.0
+    assert saved["audio"].shape == (2, 116) and saved["rate"] == 24000
 
 
 @pytest.mark.parametrize("name", ["ltx2_t2av-2.0", "ltx2_i2av"])

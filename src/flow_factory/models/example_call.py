@@ -12,7 +12,8 @@ class ExampleCall:
     Attributes:
         imports: Import statements, beside that of the pipeline.
         arguments: Arguments that give condition media, as they are written in a call.
-        result: Statements that save what was made; in the first of them, `{call}` stands for the call.
+        result: Statements that save what was made. In them, `{call}` stands for the call, and the name of a
+            model-specific field in braces for its value (`{frame_rate}`).
     """
 
     imports: tuple[str, ...] = ()

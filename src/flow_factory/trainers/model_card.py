@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +152,8 @@ def _loading(config: Arguments, lora: bool) -> str:
     height, width = evaluation.resolution
     lines += adapter_class.call_setup(evaluation.guidance_scale, config.eval_generation, (height, width))
     made = f'pipeline(prompt="a prompt", {", ".join([*example.arguments, *arguments])})'
-    lines += [line.replace("{call}", made) for line in example.result]
+    values = {"call": made, **{name: repr(value) for name, value in asdict(config.eval_generation).items()}}
+    lines += [re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), line) for line in example.result]
     return "```python\n" + "\n".join(lines) + "\n```"
 
 

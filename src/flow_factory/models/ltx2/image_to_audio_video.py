@@ -20,9 +20,10 @@ from torch import Tensor
 
 from flow_factory.errors import InputError
 from flow_factory.models.audio_video import VIDEO
+from flow_factory.models.example_call import ExampleCall
 from flow_factory.models.images import posterior_latents, to_pil
 from flow_factory.models.ltx2.conditions import LTX2Condition
-from flow_factory.models.ltx2.text_to_audio_video import LTX2Adapter
+from flow_factory.models.ltx2.text_to_audio_video import SAVE_VIDEO, LTX2Adapter
 from flow_factory.samples import ConditionInputs, I2AVSample, LatentState
 
 
@@ -42,6 +43,9 @@ class LTX2ImageAdapter(LTX2Adapter):
 
     sample_class = I2AVSample
     condition_class = LTX2ImageCondition
+    example_call = ExampleCall(
+        ("from diffusers.utils import encode_video, load_image",), ('image=load_image("input.png")',), SAVE_VIDEO
+    )
 
     def load_pipeline(self) -> Any:
         generations = (self.config.train_generation, self.config.eval_generation)

@@ -1,7 +1,8 @@
 """LTX-2 text to video with sound (`ltx2_t2av`): 2.0, 2.3 and 2.5.
 
 Video and sound are two components of one trajectory on the same grid, and one network predicts both. Guidance, of three
-kinds and with a weight of its own for either, is up to three forwards (see `guidance.py`).
+kinds and with a weight of its own for either, is up to three forwards (see `guidance.py`). The pipeline can also
+rewrite prompts, and guess from one how long it takes; here prompts are taken as they are, and `num_frames` is a field.
 
 The audio VAE's latents are of mel spectrograms, and diffusers makes none of waveforms for it. So media that are stored
 cannot be encoded, and trainers that learn from stored media are not for these models.
@@ -21,6 +22,7 @@ from torch import Tensor
 from flow_factory.models.audio_video import AUDIO, VIDEO, AudioVideoAdapter, shared_grid, with_sound
 from flow_factory.models.comfyui import Blocks, CheckpointNames, checkpoint_keys
 from flow_factory.models.conditions import negative_texts
+from flow_factory.models.example_call import ExampleCall
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.ltx2.conditions import JointPrompts, LTX2Condition
 from flow_factory.models.ltx2.guidance import LTX2Guidance, Predictions
@@ -35,6 +37,15 @@ _LAYERS = (
     *(f"{mlp}.{layer}" for mlp in ("ff", "audio_ff") for layer in ("net.0.proj", "net.2")),
 )
 
+SAVE_VIDEO = (
+    "made = {call}",
+    "encode_video(",
+    '    made.frames[0], {frame_rate}, "video.mp4", audio=made.audio[0].float().cpu(),',
+    "    audio_sample_rate=pipeline.vocoder.config.output_sampling_rate,",
+    ")",
+)
+"""How a model card saves what the pipelines make."""
+
 
 class LTX2Adapter(AudioVideoAdapter[LTX2Condition]):
     """A state of a video [B, C, f, h, w] and of a spectrogram [B, C, L, M], both as the pipeline normalises latents.
@@ -44,6 +55,7 @@ class LTX2Adapter(AudioVideoAdapter[LTX2Condition]):
     """
 
     condition_class = LTX2Condition
+    example_call = ExampleCall(("from diffusers.utils import encode_video",), (), SAVE_VIDEO)
     comfyui = CheckpointNames(  # a block's layers are called alike
         checkpoint_keys("convert_ltx2_transformer_to_diffusers"),
         (Blocks("transformer_blocks", "transformer_blocks", {name: name for name in _LAYERS}),),
