@@ -281,11 +281,8 @@ def test_the_code_of_a_model_card_saves_frames_and_sound(
     own.stirred.export_lora(tmp_path / "run" / "lora")
     weights = SavedWeights(tmp_path / "run" / "lora", "lora", averaged=False, checkpoint=tmp_path / "run", step=1)
     mapping = own.mapping()
-    for path, value in {
-        "eval.num_inference_steps": 2,
-        "eval.resolution": own.case.size,
-        "eval.frame_rate": 16.0,
-    }.items():
+    changes = {"num_inference_steps": 2, "resolution": own.case.size, "frame_rate": 16.0}
+    for field, value in changes.items():
         set_path(mapping, f"eval.{field}", value)
     out = tmp_path / "out"
     out.mkdir()
