@@ -18,6 +18,7 @@ from PIL import Image
 
 from flow_factory.checkpoints.selection import SavedWeights
 from flow_factory.cli.static_checks import check_statically
+from flow_factory.data_utils.media_files import read_audio
 from flow_factory.errors import InputError
 from flow_factory.hparams import ConfigError, get_model_spec, load_config_from_mapping
 from flow_factory.hparams.local_model import check_pipeline_folder, inspect_local_model
@@ -396,6 +397,33 @@ def test_the_code_of_a_model_card_runs(
     assert saved["audio"].shape[0] == 2 and saved["rate"] == SAMPLE_RATE and saved["path"] == "video.mp4"
     if layout == "merged":
         assert sorted(p.name for p in out.iterdir() if p.is_dir()) == sorted(get_model_spec(key).modular_components)
+
+
+def test_samples_name_the_workflow(
+    bench: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `sample` records, as arguments of the pipeline, makes the same video again."""
+    from flow_factory.cli.app import main
+
+    own = bench(TEXT)
+    mapping = own.mapping()
+    mapping["data"]["dataset_dir"] = str(tmp_path)
+    mapping["eval"] = {"resolution": [16, 32], "num_inference_steps": 3}
+    (tmp_path / "run.yaml").write_text(json.dumps(mapping))
+    arguments = ["sample", str(tmp_path / "run.yaml"), "--prompt", "red dot", "--output", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["flow-factory", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code, capsys.readouterr().err
+    record = json.loads((tmp_path / "out" / "samples.json").read_text())
+    (made,) = record["samples"]
+    pipeline = ModularPipeline.from_pretrained(record["model"], workflow=record["workflow"])
+    pipeline.load_components()
+    pipeline.set_progress_bar_config(disable=True)
+    again = pipeline(**made["call"], generator=torch.Generator().manual_seed(made["torch_seed"]))
+    sound = read_audio(tmp_path / "out" / made["sound"])
+    assert sound.sample_rate == SAMPLE_RATE
+    torch.testing.assert_close(sound.waveform, again.get("audio")[0], rtol=0, atol=1e-4)
 
 
 def test_a_merged_export_is_the_lora_in_place(bench: Open, tmp_path: Path) -> None:

@@ -118,8 +118,10 @@ def _make(
 
 
 def _facts(opened: Source, seed: int) -> dict[str, Any]:
+    workflow = opened.config.spec.workflow  # of a modular pipeline, which is loaded with it
     return {
         "model": opened.config.model_args.model_name_or_path,
+        **({} if workflow is None else {"workflow": workflow}),
         "trained_weights": None if opened.trained is None else str(opened.trained),
         "seed": seed,
         "solver": opened.config.eval_args.solver,
