@@ -351,6 +351,15 @@ def test_a_forward_takes_one_row_and_a_grid_two_points(bench: Open) -> None:
         InputError, match="a forward of 2 rows was asked for, but model 'minimax-h3-t2va' takes at most 1"
     ):
         adapter.predict(state, grid.times(0, 2), condition, adapter.guidance(1.0))
+    with pytest.raises(InputError, match="a forward of 2 rows was asked for"):
+        adapter.inference(
+            bench(FRAMES).condition(bench(FRAMES).fresh, own.case.settings[0], (0, 1)),
+            initial_generators=generators([0, 1]),
+            num_inference_steps=4,
+            guidance=adapter.guidance(1.0),
+            height=16,
+            width=32,
+        )
     with pytest.raises(InputError, match="num_inference_steps is 1; MiniMax-H3 counts the end of its grid"):
         adapter.sigma_grid(1, state, None)
     with pytest.raises(InputError, match=r"guidance_scale is 2.0, but MiniMax-H3 has no guidance"):

@@ -13,7 +13,7 @@ from flow_factory.errors import InputError
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.prefix import SharedPrefix
 from flow_factory.models.solver import MultistepSolver, PipelineSolver
-from flow_factory.models.step import StepOutput, transition
+from flow_factory.models.step import StepOutput, check_rows, transition
 from flow_factory.samples import ComponentTimes, Grid, LatentState, Trajectory, draw_normal
 from flow_factory.scheduler.names import Dynamics, parse_dynamics
 
@@ -94,9 +94,10 @@ def inference(
         should_stop: Called before every step; it may raise to abandon the rollout.
 
     Raises:
-        InputError: For noise levels or indices that do not fit the grid, log-probs without a stochastic step, a
-            stochastic step without generators, or guidance without negative conditions.
+        InputError: For more rows than the model takes, noise levels or indices that do not fit the grid, log-probs
+            without a stochastic step, a stochastic step without generators, or guidance without negative conditions.
     """
+    check_rows(self.spec, len(initial_generators))
     condition = self.prepare_condition_state(condition.to(self.device))
     state = self.prepare_latents(condition, initial_generators, height, width, generation)
     make_grid = self.solver_grid if solver == "pipeline" else self.sigma_grid

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flow_factory.errors import InputError
+from flow_factory.hparams import ModelSpec
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.samples import ComponentTimes, LatentState
 from flow_factory.samples.reductions import active_count, combine_row_means
@@ -41,6 +42,15 @@ class StepOutput:
     log_prob: Tensor | None
 
 
+def check_rows(spec: ModelSpec, count: int) -> None:
+    """Raises an InputError if a forward of `count` rows is more than the model takes."""
+    if spec.max_batch is not None and count > spec.max_batch:
+        raise InputError(
+            f"a forward of {count} rows was asked for, but model {spec.key!r} takes at most {spec.max_batch}; generate "
+            f"and train with batches of {spec.max_batch}."
+        )
+
+
 def predict(
     self: BaseAdapter[Any], state: LatentState, times: ComponentTimes, condition: Any, guidance: GuidanceSpec
 ) -> LatentState:
@@ -52,12 +62,7 @@ def predict(
     Raises:
         InputError: If there are more rows than the model takes (`ModelSpec.max_batch`).
     """
-    limit = self.spec.max_batch
-    if limit is not None and state.batch_size > limit:
-        raise InputError(
-            f"a forward of {state.batch_size} rows was asked for, but model {self.spec.key!r} takes at most {limit}; "
-            f"generate and train with batches of {limit}."
-        )
+    check_rows(self.spec, state.batch_size)
     network_state = self.network_state(state, condition)
     with self.autocast():
         velocity = self.predict_velocity(network_state, times, condition, guidance)
