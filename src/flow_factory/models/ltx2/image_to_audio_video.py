@@ -39,7 +39,10 @@ class LTX2ImageCondition(LTX2Condition):
 
 
 class LTX2ImageAdapter(LTX2Adapter):
-    """One picture a row, brought to the video's size, and before that, to the quality of a video's frame."""
+    """One picture a row, brought to the quality of a video's frame, and to the video's size.
+
+    The pipeline can bring one picture to that quality, and fails on a list of them; here every row's is.
+    """
 
     sample_class = I2AVSample
     condition_class = LTX2ImageCondition
