@@ -28,6 +28,7 @@ from flow_factory.models.minimax_h3.layout import pack_audio, pack_video, unpack
 from flow_factory.samples import ConditionInputs, LatentState, Media
 from flow_factory.trainers.export_request import ExportRequest
 from flow_factory.trainers.exporting import export_weights
+from flow_factory.trainers.noising import free_times
 from tests.models.support import generators
 from tests.parity.bench import Bench, set_path
 from tests.parity.cases import all_cases
@@ -83,8 +84,14 @@ def test_video_and_sound_have_schedules_of_their_own(bench: Open, key: str, step
         )
     assert steps == 2 or not torch.equal(grid.sigmas["video"], grid.sigmas["audio"])
     assert set(grid.sigmas) == ({"video", "audio"} if key == TEXT else {"video", "audio", "given"})
-    drawn = torch.tensor([0.25])
-    assert own.fresh.timestep_for_sigma(drawn).item() == 0.75
+    assert own.fresh.timestep_for_sigma(torch.tensor([0.25])).item() == 0.75
+    # A freely drawn time of the video has the sound where a rollout would have it.
+    for name, sigmas in grid.sigmas.items():
+        torch.testing.assert_close(own.fresh.component_sigma(name, grid.sigmas["video"]), sigmas, rtol=0, atol=1e-6)
+    last = grid.sigmas["video"][-2:-1]
+    times = free_times(state, last, own.fresh.timestep_for_sigma, own.fresh.component_sigma)
+    assert torch.allclose(times["audio"].timestep, grid.timesteps["audio"][-1:])
+    assert steps == 2 or not torch.allclose(times["audio"].timestep, times["video"].timestep)
 
 
 @pytest.mark.parametrize("key", [TEXT, FRAMES, REFERENCES])

@@ -208,6 +208,10 @@ class BaseAdapter(ABC, Generic[ConditionT]):
         """The network's time input for a freely drawn sigma."""
         return 1000.0 * sigma
 
+    def component_sigma(self, component: str, sigma: Tensor) -> Tensor:
+        """A component's noise level [B] where that of the first is freely drawn: on the way that rollouts take."""
+        return sigma
+
     def network_state(self, state: LatentState, condition: ConditionT) -> LatentState:
         """What the network sees of a state (composed first frames, appended references)."""
         return state

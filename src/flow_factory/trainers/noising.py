@@ -28,6 +28,15 @@ _WHOLE_GROUP = -1
 _TIMES_PER_PASS = 1 << 20
 
 
+ComponentSigma = Callable[[str, Tensor], Tensor]
+"""Noise level of a component, by its name, where that of the first one is freely drawn."""
+
+
+def same_sigma(component: str, sigma: Tensor) -> Tensor:
+    """All components at one noise level."""
+    return sigma
+
+
 @dataclass(frozen=True)
 class NoisedState:
     """A micro-batch noised to one of its training times.
@@ -64,6 +73,7 @@ def noised_at(
     grid: Grid,
     timestep_for_sigma: Callable[[Tensor], Tensor],
     *,
+    component_sigma: ComponentSigma = same_sigma,
     repeat: int = 0,
     shared_noise: bool = False,
     shared_times: bool = False,
@@ -76,6 +86,7 @@ def noised_at(
         sampling: How they are drawn.
         grid: The rollout's grid.
         timestep_for_sigma: The network's time for a freely drawn sigma.
+        component_sigma: The components' sigmas for a freely drawn one.
         repeat: Number of the pass over the samples; each draws anew.
         shared_noise: One noise per group and time.
         shared_times: The same times for all members of a group.
@@ -85,7 +96,7 @@ def noised_at(
     device = next(iter(clean.components.values())).device
     time_keys = _whole_groups(keys) if shared_times else keys
     noise_keys = _whole_groups(keys) if shared_noise else keys
-    times = _times(clean, time_keys, number, sampling, grid, timestep_for_sigma, repeat).to(device)
+    times = _times(clean, time_keys, number, sampling, grid, timestep_for_sigma, component_sigma, repeat).to(device)
     step = repeat * _TIMES_PER_PASS + number
     return noised_clean(clean, times, [key.generator(Purpose.TRAIN_NOISE, step) for key in noise_keys], number)
 
@@ -112,9 +123,15 @@ def noised_clean(
     return NoisedState(number, LatentState(states, clean.masks), times, LatentState(targets, clean.masks), clean)
 
 
-def free_times(clean: LatentState, sigma: Tensor, timestep_for_sigma: Callable[[Tensor], Tensor]) -> ComponentTimes:
-    """The same freely drawn sigma [B] for every component. No step is taken from it, so sigma_next is sigma."""
-    return ComponentTimes({name: StepTimes(sigma, sigma, timestep_for_sigma(sigma)) for name in clean})
+def free_times(
+    clean: LatentState,
+    sigma: Tensor,
+    timestep_for_sigma: Callable[[Tensor], Tensor],
+    component_sigma: ComponentSigma = same_sigma,
+) -> ComponentTimes:
+    """Times at a freely drawn sigma [B] of the first component. No step is taken from it, so sigma_next is sigma."""
+    sigmas = {name: component_sigma(name, sigma) for name in clean}
+    return ComponentTimes({name: StepTimes(s, s, timestep_for_sigma(s)) for name, s in sigmas.items()})
 
 
 def _times(
@@ -124,6 +141,7 @@ def _times(
     sampling: TimeSampling,
     grid: Grid,
     timestep_for_sigma: Callable[[Tensor], Tensor],
+    component_sigma: ComponentSigma,
     repeat: int,
 ) -> ComponentTimes:
     """Times of each row, on the grid or freely drawn. No step is taken from them, so sigma_next is sigma."""
@@ -137,7 +155,7 @@ def _times(
         return ComponentTimes(components, index, grid.length)
     count = sampling.num_times(grid.length)
     sigma = torch.stack([draw_sigmas(sampling, count, g)[number] for g in generators])
-    return free_times(clean, sigma, timestep_for_sigma)
+    return free_times(clean, sigma, timestep_for_sigma, component_sigma)
 
 
 def _whole_groups(keys: Sequence[NoiseKey]) -> list[NoiseKey]:

@@ -242,6 +242,7 @@ class TrainerVerbs:
             self.training_args.time_sampling,
             self.rollout_plan.grid,
             self.adapter.timestep_for_sigma,
+            component_sigma=self.adapter.component_sigma,
             repeat=repeat,
             shared_noise=shared_noise,
             shared_times=shared_times,

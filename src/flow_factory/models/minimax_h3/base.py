@@ -30,6 +30,7 @@ from flow_factory.models.minimax_h3.layout import Built, Layout, pack_audio, pac
 from flow_factory.models.modular import run_blocks
 from flow_factory.samples import ComponentTimes, ConditionInputs, Grid, LatentState, VideoWithSound
 from flow_factory.scheduler.grid import pipeline_grid
+from flow_factory.scheduler.training_times import shift_sigma
 
 GIVEN = "given"
 """Name of the component that holds the noise of given pictures and videos, in states and grids of models with such."""
@@ -176,6 +177,14 @@ class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
 
     def timestep_for_sigma(self, sigma: Tensor) -> Tensor:
         return 1.0 - sigma
+
+    def component_sigma(self, component: str, sigma: Tensor) -> Tensor:
+        """Both schedules shift one schedule u, by k u / (1 + (k - 1) u): the sound's from the video's, by way of u."""
+        if component != AUDIO:
+            return sigma
+        shift, own = self.pipeline.scheduler.shift, self.pipeline.audio_scheduler.shift
+        unshifted = sigma / (shift - (shift - 1.0) * sigma)
+        return shift_sigma(unshifted, own)
 
     # The network ---------------------------------------------------------------------------------------------------
 

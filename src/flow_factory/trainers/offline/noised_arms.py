@@ -40,7 +40,7 @@ def noised_arms(
     for number, sigma in enumerate(sigmas):
         noised = {}
         for arm, latents in clean.items():
-            times = free_times(latents, sigma, adapter.timestep_for_sigma)
+            times = free_times(latents, sigma, adapter.timestep_for_sigma, adapter.component_sigma)
             # Fresh generators for each arm, so that both draw the same noise.
             generators = [key.generator(Purpose.TRAIN_NOISE, number) for key in keys]
             noised[arm] = noised_clean(latents, times, generators, number)

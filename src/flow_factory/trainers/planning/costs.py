@@ -82,6 +82,8 @@ class Costs:
             return Range.over([self.at(grid.times(i, 1, _CPU), guidance) for i in sampling.steps(grid.length)] or [1])
         windowed = guidance.sigma_window is not None or guidance.step_window is not None
         sigmas = torch.linspace(0, 1, _SIGMAS + 2)[1:-1] if windowed else torch.tensor([0.5])
-        timestep = self._runs.adapter.timestep_for_sigma
-        times = [free_times(self._one.state, sigma.reshape(1), timestep) for sigma in sigmas]
+        of = self._runs.adapter
+        times = [
+            free_times(self._one.state, sigma.reshape(1), of.timestep_for_sigma, of.component_sigma) for sigma in sigmas
+        ]
         return Range.over([self.at(t, guidance) for t in times])
