@@ -164,7 +164,9 @@ def test_the_three_layouts(run: Path, command: Command) -> None:
     saved = run / "checkpoints" / "checkpoint-000002"
     raw = load_file(saved / "weights.safetensors")
     for key, value in lora.items():
-        assert re.fullmatch(r"transformer\.transformer_blocks\.\d+\.attn2?\.[a-z0-9_.]+\.lora_[AB]\.weight", key)
+        assert re.fullmatch(
+            r"transformer\.transformer_blocks\.\d+\.(attn2?|ff(_context)?)\.[a-z0-9_.]+\.lora_[AB]\.weight", key
+        )
         module, matrix = key.removesuffix(".weight").rsplit(".", 1)
         own = next(v for k, v in raw.items() if k.startswith("roles") and f"{module}.{matrix}.style.weight" in k)
         assert torch.equal(value, own * (ALPHA / RANK) if matrix == "lora_B" else own)
@@ -172,7 +174,7 @@ def test_the_three_layouts(run: Path, command: Command) -> None:
     assert comfy.keys() == lora.keys() and all(torch.equal(comfy[k], lora[k]) for k in lora)
     # Every module of the committed list of an SD3.5 transformer with dual attention, and no other.
     listed = (Path(__file__).parents[1] / "parity" / "lora_keys" / "sd3-5.txt").read_text().split()
-    assert {re.sub(r"\.\d+\.", ".N.", key.split(".lora_")[0]) for key in comfy} == {
+    assert {re.sub(r"\.\d+\.", ".N.", key.split(".lora_")[0], count=1) for key in comfy} == {
         re.sub(r"\.\d+\.", ".N.", key, count=1) for key in listed
     }
     assert command("export", run, "--live", "--output", "run-diffusers", "--force").code == 0

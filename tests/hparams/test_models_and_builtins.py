@@ -47,6 +47,7 @@ def test_sd3_5_facts() -> None:
     assert set(spec.default_lora_targets) == {
         *("to_q", "to_k", "to_v", "to_out.0"),
         *("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+        *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
     }
 
 

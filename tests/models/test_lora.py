@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flow_factory.errors import InputError
+from flow_factory.hparams.models.targets import ATTENTION
 from flow_factory.models.lora import select_targets
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
 from tests.models.support import make_adapter, stir
@@ -32,7 +33,9 @@ def test_initial_values_depend_on_the_seed_alone(tiny_sd3_dir: Path) -> None:
 
 @pytest.mark.parametrize(("init", "std"), [("gaussian", 1 / 4), ("default", (1 / 32) ** 0.5 / 3**0.5)])
 def test_initial_distributions(tiny_sd3_dir: Path, init: str, std: float) -> None:
-    parameters = make_adapter(tiny_sd3_dir, {"model.lora_init": init}).trainable_parameters()
+    parameters = make_adapter(
+        tiny_sd3_dir, {"model.lora_init": init, "model.target_modules": list(ATTENTION)}
+    ).trainable_parameters()
     values = torch.cat([p.detach().flatten() for n, p in parameters.items() if ".lora_A." in n])
     assert float(values.std()) == pytest.approx(std, rel=0.05)
 

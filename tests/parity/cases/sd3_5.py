@@ -28,10 +28,8 @@ CASES = [
                 prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
             ),
         },
-        # Three blocks of 8 projections, 4 more in the dual-attention block; the last block has no context output, and
-        # its text query is dead.
-        wrapped=3 * 8 + 4 - 2,
-        # The published recipes adapt the attention alone.
-        uncovered=(r".*\.ff(_context)?\.net\..*",),
+        # Three blocks of 8 projections and 4 of MLPs, 4 more in the dual-attention block; the last block has no context
+        # output and no MLP behind it, and its text query is dead.
+        wrapped=3 * (8 + 4) + 4 - 2 - 2,
     )
 ]

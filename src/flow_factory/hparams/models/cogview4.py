@@ -11,6 +11,7 @@ from pydantic import Field
 from flow_factory.hparams.models.folder import component_config, vae_factor
 from flow_factory.hparams.models.media import TEXT_TO_IMAGE
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.models.targets import ATTENTION, FEED_FORWARD
 from flow_factory.hparams.types import option
 
 
@@ -38,6 +39,6 @@ SPEC = ModelSpec(
     size_factor=size_factor,
     resolution_floor=512,
     # Attention and MLP, whose weights text and image share.
-    default_lora_targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
+    default_lora_targets=ATTENTION + FEED_FORWARD,
     required_components=("transformer", "vae", "scheduler", "text_encoder", "tokenizer"),
 )

@@ -11,6 +11,7 @@ from flow_factory.contracts import Modality, PipelineIOContract
 from flow_factory.hparams.models.folder import packed_size_factor
 from flow_factory.hparams.models.media import EDITED_IMAGE, NEGATIVE_PROMPT, PROMPT, TEXT_TO_IMAGE
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.models.targets import JOINT_BLOCK
 from flow_factory.hparams.types import NonNegativeFloat, option
 
 
@@ -30,22 +31,7 @@ class FluxGenerationArguments(GenerationArguments):
 
 # Joint blocks: both streams' attention and MLPs. Single-stream blocks: attention, and the MLP whose output projection
 # is shared with the attention's. The network's last `proj_out` is no part of a block.
-_TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
-    "ff.net.0.proj",
-    "ff.net.2",
-    "ff_context.net.0.proj",
-    "ff_context.net.2",
-    "proj_mlp",
-    "single_transformer_blocks.*.proj_out",
-)
+_TARGETS = (*JOINT_BLOCK, "proj_mlp", "single_transformer_blocks.*.proj_out")
 
 _FLUX1_COMPONENTS = (
     "transformer", "vae", "scheduler", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"

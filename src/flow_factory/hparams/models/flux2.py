@@ -13,6 +13,7 @@ from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.models.folder import component_config, packed_size_factor, pipeline_config
 from flow_factory.hparams.models.media import PROMPT, REFERENCES
 from flow_factory.hparams.models.spec import GenerationArguments, GuidanceKind, ModelSpec
+from flow_factory.hparams.models.targets import ADDED_ATTENTION, ATTENTION
 from flow_factory.hparams.types import NonNegativeInt, option
 
 _LAYERS_HELP = (
@@ -62,14 +63,8 @@ _COMPONENTS = ("transformer", "vae", "scheduler", "text_encoder", "tokenizer")
 # Joint blocks: both streams' attention and MLPs. Single-stream blocks have one projection in, for queries, keys, values
 # and the MLP, and one out; the latter's name ends as the joint blocks' list of output layers does, hence the pattern.
 _TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
+    *ATTENTION,
+    *ADDED_ATTENTION,
     "ff.linear_in",
     "ff.linear_out",
     "ff_context.linear_in",

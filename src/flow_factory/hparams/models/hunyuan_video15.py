@@ -14,6 +14,7 @@ from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.models.folder import check_frames, component_config, pipeline_config
 from flow_factory.hparams.models.media import NEGATIVE_PROMPT, PROMPT
 from flow_factory.hparams.models.spec import GenerationArguments, GuidanceKind, ModelSpec
+from flow_factory.hparams.models.targets import JOINT_BLOCK
 from flow_factory.hparams.types import PositiveInt, option
 
 PROMPT_TOKENS = 1000
@@ -78,20 +79,7 @@ def _check_guider(folder: Path) -> None:
 
 
 # Attention and MLPs of both streams of the joint blocks, and of the blocks that refine the prompt's tokens.
-_TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
-    "ff.net.0.proj",
-    "ff.net.2",
-    "ff_context.net.0.proj",
-    "ff_context.net.2",
-)
+_TARGETS = JOINT_BLOCK
 # Nobody reads the last block's text stream; its keys and values are read by the video's stream of that block.
 _DEAD = (
     r"transformer_blocks\.{last}\.attn\.(add_q_proj|to_add_out)",

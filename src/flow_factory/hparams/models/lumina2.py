@@ -9,6 +9,7 @@ from pydantic import Field
 
 from flow_factory.hparams.models.media import TEXT_TO_IMAGE
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.models.targets import ATTENTION
 from flow_factory.hparams.types import Fraction, option
 
 
@@ -33,14 +34,6 @@ SPEC = ModelSpec(
     size_factor=16,  # the pipeline does not ask the VAE
     resolution_floor=256,
     # Attention and SwiGLU MLP of the single-stream blocks and of both refiners.
-    default_lora_targets=(
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "feed_forward.linear_1",
-        "feed_forward.linear_2",
-        "feed_forward.linear_3",
-    ),
+    default_lora_targets=(*ATTENTION, "feed_forward.linear_1", "feed_forward.linear_2", "feed_forward.linear_3"),
     required_components=("transformer", "vae", "scheduler", "text_encoder", "tokenizer"),
 )

@@ -12,6 +12,7 @@ from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
 from flow_factory.hparams.models.folder import component_config
 from flow_factory.hparams.models.media import NEGATIVE_PROMPT, PROMPT, REFERENCES, TEXT_TO_IMAGE
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.models.targets import ADDED_ATTENTION, ATTENTION
 from flow_factory.hparams.types import option
 
 ReferenceArea = Annotated[int, Field(ge=32 * 32)]
@@ -59,14 +60,8 @@ def size_factor(folder: Path | None) -> int:
 
 # Attention and MLPs of both streams of the joint blocks.
 _TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
+    *ATTENTION,
+    *ADDED_ATTENTION,
     "img_mlp.net.0.proj",
     "img_mlp.net.2",
     "txt_mlp.net.0.proj",
@@ -116,6 +111,6 @@ QWEN_IMAGE_2_1 = ModelSpec(
     size_factor=32,  # the VAE's 16, and 2 x 2 latents to a slot of the sequence
     resolution_floor=256,
     # Attention and SwiGLU MLP of the single-stream blocks.
-    default_lora_targets=("to_q", "to_k", "to_v", "to_out.0", "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out"),
+    default_lora_targets=(*ATTENTION, "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out"),
     required_components=("transformer", "vae", "scheduler", "text_encoder", "processor"),
 )

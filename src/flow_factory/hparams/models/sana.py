@@ -11,6 +11,7 @@ from pydantic import Field
 from flow_factory.hparams.models.folder import component_config
 from flow_factory.hparams.models.media import TEXT_TO_IMAGE
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.models.targets import ATTENTION
 from flow_factory.hparams.types import option
 
 
@@ -39,6 +40,6 @@ SPEC = ModelSpec(
     size_factor=size_factor,
     resolution_floor=512,
     # Self- and cross-attention. The MLPs are convolutions (1 x 1 and depth-wise), which LoRA does not wrap here.
-    default_lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
+    default_lora_targets=ATTENTION,
     required_components=("transformer", "vae", "scheduler", "text_encoder", "tokenizer"),
 )

@@ -11,6 +11,7 @@ from pydantic import Field
 from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
 from flow_factory.hparams.models.folder import component_config, vae_factor
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.models.targets import JOINT_BLOCK
 from flow_factory.hparams.types import option
 
 
@@ -50,16 +51,7 @@ SPEC = ModelSpec(
     resolution_floor=resolution_floor,
     # The eight attention projections of the joint blocks; as suffixes they also cover the second attention (attn2) of
     # SD3.5-M's dual-attention blocks.
-    default_lora_targets=(
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-    ),
+    default_lora_targets=JOINT_BLOCK,
     # The last block has no context output: its text queries attend for nobody. (Its text keys and values are read.)
     dead_modules=(r"transformer_blocks\.{last}\.attn\.add_q_proj",),
     required_components=("transformer", "vae", "scheduler", "text_encoder", "tokenizer"),

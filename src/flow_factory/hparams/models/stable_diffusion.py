@@ -8,6 +8,7 @@ from pathlib import Path
 from flow_factory.hparams.models.folder import component_config, vae_factor
 from flow_factory.hparams.models.media import TEXT_TO_IMAGE
 from flow_factory.hparams.models.spec import GenerationArguments, ModelSpec
+from flow_factory.hparams.models.targets import ATTENTION, FEED_FORWARD
 from flow_factory.hparams.types import Fraction, option
 
 
@@ -33,7 +34,7 @@ def xl_size_factor(folder: Path | None) -> int:
 
 
 # Self- and cross-attention and the MLP of every transformer block.
-_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
+_TARGETS = ATTENTION + FEED_FORWARD
 _DYNAMICS = ("DDIM-eta", "Flow-SDE", "Dance-SDE", "CPS", "ODE")
 
 SD1_5 = ModelSpec(
