@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,6 +52,19 @@ def test_step_windows_count_fractions_of_the_grid() -> None:
 def test_full_rescale_restores_the_positive_std() -> None:
     out = GuidanceSpec(5.0, rescale=1.0).combine(POSITIVE, NEGATIVE, times(0.5, 0.5, 0.5))
     torch.testing.assert_close(out.std(dim=(1, 2)), POSITIVE.std(dim=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"rescale": 0.7}, {"keep_token_norm": True}, {"norm_limit": 0.5}], ids=lambda fields: "".join(fields)
+)
+def test_half_precision_predictions_are_combined_in_float32(fields: dict[str, Any]) -> None:
+    """Predictions that nearly agree: a scale of 7 on their difference, rounded to 8 bits, would be mostly rounding."""
+    positive = POSITIVE.bfloat16()
+    negative = (POSITIVE + 0.01 * NEGATIVE).bfloat16()
+    spec, at = GuidanceSpec(7.0, **fields), times(0.5, 0.5, 0.5)
+    guided = spec.combine(positive, negative, at)
+    assert guided.dtype == torch.float32
+    assert torch.equal(guided, spec.combine(positive.float(), negative.float(), at))
 
 
 def test_guidance_without_negative_conditions_says_so(fresh: SD3_5Adapter) -> None:

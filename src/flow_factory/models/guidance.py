@@ -72,7 +72,12 @@ class GuidanceSpec:
         return rows is None or bool(rows.any())
 
     def combine(self, positive: Tensor, negative: Tensor, times: ComponentTimes) -> Tensor:
-        """The guided prediction, [B, ...]; rows outside a window are the positive prediction bit for bit."""
+        """The guided prediction, [B, ...]; rows outside a window are the positive prediction bit for bit.
+
+        Half precision is promoted to float32 first: the difference of two predictions that nearly agree is what `scale`
+        multiplies, and norms and deviations of a whole row have more digits than 8 bits hold.
+        """
+        positive, negative = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (positive, negative))
         guided = negative + self.scale * (positive - negative)
         if self.rescale > 0.0:
             dims = tuple(range(1, positive.ndim))
