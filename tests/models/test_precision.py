@@ -100,7 +100,8 @@ def test_dtype_policy() -> None:
     policy = DtypePolicy.from_fields("fp32", None, torch.bfloat16)
     assert policy.of("transformer", trained_in_full=True) == torch.float32
     assert policy.of("transformer", trained_in_full=False) == torch.bfloat16
-    assert policy.of("vae", trained_in_full=False) == torch.float32
+    for decoder in ("vae", "audio_vae", "vocoder"):  # of pictures, videos and sounds
+        assert policy.of(decoder, trained_in_full=False) == torch.float32
     assert DtypePolicy.from_fields("bf16", "fp16", None).of("vae", trained_in_full=False) == torch.float16
     assert DtypePolicy.from_fields("bf16", "fp16", None).trainable == torch.bfloat16
     mapped = DtypePolicy.from_fields("fp32", {"default": "bf16", "vae": "fp16"}, None)

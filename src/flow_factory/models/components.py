@@ -65,6 +65,10 @@ def autocast_dtype(mixed_precision: str, device: torch.device) -> torch.dtype | 
     raise InputError(f"mixed_precision: {mixed_precision!r} is not one of 'auto', 'no', 'bf16', 'fp16'.")
 
 
+_DECODERS = ("vae", "audio_vae", "vocoder")
+"""Components that make media of latents, where a pipeline has them."""
+
+
 @dataclass(frozen=True)
 class DtypePolicy:
     """In which dtype each component is held.
@@ -88,8 +92,9 @@ class DtypePolicy:
 
         Args:
             trainable: `trainable_parameters_dtype`.
-            frozen: `frozen_parameters_dtype`: one dtype, a dtype per component, or None: the compute dtype, the VAE
-                excepted, which stays fp32 (half-precision decoders band and overflow).
+            frozen: `frozen_parameters_dtype`: one dtype, a dtype per component, or None: the compute dtype, except for
+                what makes media of latents, which stays fp32: in half precision pictures band, sounds hiss, and either
+                overflows.
             compute: The autocast dtype, or None.
         """
         place = "model.frozen_parameters_dtype"
@@ -97,7 +102,7 @@ class DtypePolicy:
         default = compute or torch.float32
         if isinstance(frozen, str):
             return cls(master, parse_dtype(frozen, place), {})
-        exceptions = {"vae": torch.float32}
+        exceptions = dict.fromkeys(_DECODERS, torch.float32)
         for name, dtype in (frozen or {}).items():
             exceptions[name] = parse_dtype(dtype, f"{place}.{name}")
         return cls(master, exceptions.get("default", default), exceptions)

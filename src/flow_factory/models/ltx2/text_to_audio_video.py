@@ -245,7 +245,8 @@ class LTX2Adapter(AudioVideoAdapter[LTX2Condition]):
         tokens = pack_audio(pipeline, state[AUDIO])
         tokens = pipeline._denormalize_audio_latents(tokens, audio_vae.latents_mean, audio_vae.latents_std)
         spectrograms = unpack_audio(pipeline, tokens, state[AUDIO]).to(audio_vae.dtype)
-        waveforms = pipeline.vocoder(audio_vae.decode(spectrograms, return_dict=False)[0])
+        mel = audio_vae.decode(spectrograms, return_dict=False)[0]
+        waveforms = pipeline.vocoder(mel.to(pipeline.vocoder.dtype))
         return with_sound(frames, waveforms, pipeline.vocoder.config.output_sampling_rate)
 
 
