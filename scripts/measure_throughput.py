@@ -7,7 +7,8 @@ faster.
 
     python scripts/measure_throughput.py                     # every case, ten calls each
     python scripts/measure_throughput.py sd3-5 flux1 --calls 20 --solver pipeline
-    python scripts/measure_throughput.py --json guidance/data/throughput.json
+    python scripts/measure_throughput.py --grow 2            # four times the area
+    python scripts/measure_throughput.py --grow 2 --json guidance/data/throughput.json
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
 def measure(case: Case, arguments: argparse.Namespace) -> list[dict[str, object]]:
     """One row per setting of the case."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(replace(case, steps=arguments.steps), Path(folder))
+        # Several pipelines take the size of what they make from the media they are given: those cases keep theirs.
+        grow = 1 if any(case.media) else arguments.grow
+        height, width = (side * grow for side in case.size)
+        bench = Bench(replace(case, steps=arguments.steps, size=(height, width)), Path(folder))
         return [compare(bench, setting, arguments) for setting in case.settings]
 
 
@@ -81,6 +85,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="beginnings of names of cases; none: all")
     parser.add_argument("--calls", type=int, default=10, help="of each side, after one that is not counted")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--grow", type=int, default=1, help="times height and width, of cases without condition media")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--solver", choices=("dynamics", "pipeline"), default="dynamics")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
@@ -106,7 +111,7 @@ def main() -> None:
     console.print(table)
     machine = f"{platform.machine()}, {arguments.threads} thread(s), torch {torch.__version__}"
     if arguments.json is not None:
-        options = {name: getattr(arguments, name) for name in ("calls", "steps", "solver")}
+        options = {name: getattr(arguments, name) for name in ("calls", "steps", "grow", "solver")}
         arguments.json.write_text(json.dumps({"machine": machine, **options, "rows": rows}, indent=2) + "\n")
     console.print(machine)
 
