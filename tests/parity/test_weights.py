@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,7 @@ def test_media_are_encoded_and_decoded(bench: Bench) -> None:
     if not adapter.supports_output_encoding:
         pytest.skip(f"{bench.case.key} has no encoder for its output media")
     height, width = bench.case.size
-    to_pixels, to_bytes = (
-        (videos.video_pixels, videos.video_bytes) if bench.makes_videos else (images.to_pixels, images.to_bytes)
-    )
+    to_bytes = videos.video_bytes if bench.makes_videos else images.to_bytes
     frames = (bench.case.generation["num_frames"],) if bench.makes_videos else ()
     g = torch.Generator().manual_seed(0)
     media = [torch.randint(0, 256, (*frames, 3, height, width), generator=g, dtype=torch.uint8) for _ in SEEDS]
@@ -117,7 +115,7 @@ def test_media_are_encoded_and_decoded(bench: Bench) -> None:
     assert all(x.dtype == torch.float32 and not x.requires_grad for _, x in state.items())
 
     with torch.no_grad():
-        decoded = bench.case.autoencode(pipeline, to_pixels(pipeline, media, torch.device("cpu")))
+        decoded = bench.case.autoencode(pipeline, _pixels(pipeline, media))
     expected = to_bytes(pipeline, decoded)
     got = adapter.decode_latents(state)
     assert float(torch.stack(expected).float().std()) > 2
@@ -129,6 +127,13 @@ def test_media_are_encoded_and_decoded(bench: Bench) -> None:
     for name, latents in sampled.items():
         assert torch.allclose(latents, state[name]) == bench.case.deterministic_vae
         torch.testing.assert_close(latents[1:2], alone[name], rtol=0, atol=1e-5)
+
+
+def _pixels(pipeline: Any, media: Sequence[Tensor]) -> Tensor:
+    """Pixels as a user gets them: by the pipeline's own processor, from what `PIL.Image` holds (pitfall 16)."""
+    if media[0].ndim == 4:
+        return pipeline.video_processor.preprocess_video([videos.to_pil_frames(frames) for frames in media])
+    return pipeline.image_processor.preprocess([images.to_pil(picture) for picture in media])
 
 
 def test_conditions_pass_through_the_cache(bench: Bench, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class DtypePolicy:
         default = compute or torch.float32
         if isinstance(frozen, str):
             return cls(master, parse_dtype(frozen, place), {})
-        exceptions = dict.fromkeys(_DECODERS, torch.float32)
+        exceptions: dict[str, torch.dtype] = dict.fromkeys(_DECODERS, torch.float32)
         for name, dtype in (frozen or {}).items():
             exceptions[name] = parse_dtype(dtype, f"{place}.{name}")
         return cls(master, exceptions.get("default", default), exceptions)
