@@ -40,7 +40,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "run.yaml").write_text(
         "model: {model_type: sd3-5, model_name_or_path: model}\n"
         "data:\n  dataset_dir: data\n"
-        "train: {resolution: 64, per_device_batch_size: 8, max_epochs: 2}\n"
+        "train: {resolution: 64, per_device_batch_size: 8, max_epochs: 2, ema_update_interval: 2}\n"
         "rewards: {reward_model: jpeg_compressibility}\n"
     )
     return tmp_path
@@ -267,6 +267,28 @@ def test_evaluation_without_a_split_is_a_warning(project: Path, monkeypatch: pyt
         in_project(project, monkeypatch, "data={datasets: {name: a, dataset_dir: data, eval: {split: val}}}")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["train.ema_update_interval=5"], ["takes 4 optimizer steps in all", "train.ema_update_interval (5)"]),
+        (["train.ema_update_interval=4"], []),
+        (["train.ema_update_interval=5", "train.ema_decay=0"], []),
+        (
+            ["train.ema_update_interval=5", "train.max_epochs=null", "eval.eval_freq=2"],
+            ["takes 4 optimizer steps before the first evaluation after the start"],
+        ),
+        (["train.ema_update_interval=5", "train.max_epochs=null", "eval.eval_freq=3"], []),
+    ],
+)
+def test_an_average_that_stays_at_the_start_is_a_warning(
+    project: Path, monkeypatch: pytest.MonkeyPatch, changes: list[str], words: list[str]
+) -> None:
+    """Evaluations of a short run would show the starting weights, and nobody would see why nothing changes."""
+    warnings = in_project(project, monkeypatch, *changes).warnings
+    assert len(warnings) == bool(words)
+    assert all(word in warnings[0] for word in words)
+
+
 def test_process_counts_under_a_launcher(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 42, static part."""
     monkeypatch.setenv("WORLD_SIZE", "8")
@@ -326,7 +348,14 @@ def test_config_init_writes_once(tmp_path: Path) -> None:
     ("kind", "name"),
     [
         ("trainers", "grpo"),
-        ("models", "sd3-5"),
+        (
+            "models",
+            "sd3-5                 StableDiffusion3Pipeline            prompt, negative_prompt [optional] -> image",
+        ),
+        (
+            "models",
+            "minimax-h3-ref2va     MiniMaxH3ModularPipeline            prompt, image [up to 9], video [up to 3]",
+        ),
         ("rewards", "jpeg_compressibility"),
         ("advantages", "gdpo"),
         ("dynamics", "Flow-SDE"),

@@ -159,6 +159,7 @@ def test_the_three_layouts(run: Path, command: Command) -> None:
         assert done.code == 0 and f"run-{layout}" in done.out, done.err
         card = (Path(f"run-{layout}") / "README.md").read_text()
         assert "fine-tuned with grpo" in card and "2 cycles" in card and "| toy/red |" in card
+        assert "made with the averaged weights, not with the live ones of this export" in card
         assert str(run.parent) not in card and "/tmp" not in card  # names no folder of this machine
     lora = load_file("run-diffusers/pytorch_lora_weights.safetensors")
     saved = run / "checkpoints" / "checkpoint-000002"
@@ -183,7 +184,9 @@ def test_the_three_layouts(run: Path, command: Command) -> None:
 def test_the_card_of_a_lora_tells_how_to_load_it(run: Path, tiny_sd3_dir: Path, command: Command) -> None:
     """Its snippet is run, from the folder itself."""
     assert command("export", run, "--output", "lora").code == 0
-    code = re.findall(r"```python\n(.*?)```", Path("lora/README.md").read_text(), re.DOTALL)[0]
+    card = Path("lora/README.md").read_text()
+    assert "live ones" not in card
+    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
     assert f"path/to/{tiny_sd3_dir.name}" in code
     code = code.replace(f"path/to/{tiny_sd3_dir.name}", str(tiny_sd3_dir)).replace('"."', '"lora"')
     exec(compile(code, "README.md", "exec"), {})

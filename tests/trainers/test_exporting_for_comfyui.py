@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,3 +81,16 @@ def test_a_family_that_comfyui_does_not_know(tmp_path: Path) -> None:
     module = "transformer_blocks.0.attn1.to_q"
     with pytest.raises(InputError, match=r"not known here for SanaAdapter\. Use --format diffusers"):
         exported(request(tmp_path, "sana", EXPERTS[:1], module), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("averaged", "words"), [(True, r"moving average.*train\.ema_update_interval.*--live"), (False, "made an update")]
+)
+def test_a_lora_that_changes_nothing_is_refused(tmp_path: Path, averaged: bool, words: str) -> None:
+    asked = request(tmp_path, "flux1", EXPERTS[:1], "transformer_blocks.0.attn.to_q")
+    file = asked.weights.folder / WEIGHT_NAME
+    save_file({k: torch.zeros_like(v) if "lora_B" in k else v for k, v in load_file(file).items()}, file)
+    asked = dataclasses.replace(asked, weights=dataclasses.replace(asked.weights, averaged=averaged))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match=rf"(?s)lora_B weights are zero\..*{words}"):
+        export_weights(asked, tmp_path / "out")

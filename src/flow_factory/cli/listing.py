@@ -43,7 +43,9 @@ def _trainers() -> list[tuple[str, str]]:
 def _models() -> list[tuple[str, str]]:
     from flow_factory.hparams import get_model_spec, model_keys
 
-    return [(key, get_model_spec(key).pipeline_class) for key in model_keys()]
+    specs = [get_model_spec(key) for key in model_keys()]
+    width = max(len(spec.pipeline_class) for spec in specs)
+    return [(spec.key, f"{spec.pipeline_class:<{width}}  {spec.io.describe()}") for spec in specs]
 
 
 def _rewards() -> list[tuple[str, str]]:

@@ -73,6 +73,7 @@ def check_statically(config: Arguments) -> StaticReport:
         raise ConfigError(checker.problems)
     if config.training_args.execution_contract.generates:
         checker.report.lines += geometry.describe().split("\n")
+        checker.averages(geometry)
     checker.steps()
     return checker.report
 
@@ -120,6 +121,25 @@ class _StaticChecker:
                 )
             repeats = f" ({len(rows) - distinct} exact duplicates left out)" if len(rows) > distinct else ""
             self.report.lines.append(f"train prompts: {usable} from {source.dataset_dir} ({spec.split}){repeats}")
+
+    def averages(self, geometry: Geometry) -> None:
+        """The moving average, which evaluations and exports take, has left the starting weights when it is used."""
+        train, frequency = self.config.training_args, self.config.eval_args.eval_freq
+        if train.ema_decay == 0:
+            return
+        if train.max_epochs is not None:
+            end, what = train.max_epochs, "in all"
+        elif frequency:
+            end, what = frequency, "before the first evaluation after the start"
+        else:
+            return
+        steps = end * geometry.updates_per_cycle
+        if steps < train.ema_update_interval:
+            self.report.warnings.append(
+                f"the run takes {steps} optimizer steps {what}, fewer than train.ema_update_interval "
+                f"({train.ema_update_interval}): evaluations, `sample` and `export` take the moving average, which is "
+                f"still the starting weights then. Set train.ema_update_interval to 1, or train.ema_decay to 0."
+            )
 
     def _stored_examples(self) -> None:
         """Every record of stored examples, its files, and how they fill batches."""

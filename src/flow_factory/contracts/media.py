@@ -50,6 +50,18 @@ class PipelineIOContract:
         """The input slot called `name`, or None if the pipeline has no such input."""
         return next((slot for slot in self.inputs if slot.name == name), None)
 
+    def describe(self) -> str:
+        """`prompt, image [0 or more] -> image`: what goes in, by the names of datasets, and what comes out."""
+        slots = []
+        for slot in self.inputs:
+            least = 1 if slot.required else 0
+            count = f" [{least} or more]" if slot.max_items is None else f" [up to {slot.max_items}]"
+            if slot.max_items == 1:
+                count = "" if slot.required else " [optional]"
+            slots.append(slot.name + count)
+        some = f" (at least one of {', '.join(self.one_of)})" if self.one_of else ""
+        return f"{', '.join(slots)}{some} -> {' and '.join(modality.value for modality in self.outputs)}"
+
     @property
     def input_modalities(self) -> frozenset[Modality]:
         """All modalities that at least one input slot takes."""

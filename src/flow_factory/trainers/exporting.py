@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flow_factory.checkpoints.atomic import atomic_write_json
+from flow_factory.checkpoints.selection import SavedWeights
 from flow_factory.errors import InputError
 from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.models.components import checkpoint_folder, parse_dtype
@@ -48,7 +49,7 @@ def export_weights(request: ExportRequest, folder: Path) -> None:
 def _write_lora(request: ExportRequest, folder: Path) -> dict[str, str] | None:
     """Returns the names of ComfyUI's files, by the model that they are for."""
     source = request.weights.folder / WEIGHT_NAME
-    state = _load(source)
+    state = _load(request.weights)
     if request.format == "diffusers":
         shutil.copyfile(source, folder / WEIGHT_NAME)
         return None
@@ -66,7 +67,7 @@ def _write_pipeline(request: ExportRequest, folder: Path) -> None:
     base = checkpoint_folder(resolve_builtin(model.model_name_or_path, "model"), spec.modular_components)
     copy_pipeline(base, folder, model.components, spec.index_file, spec.modular_components)
     dtype = None if request.dtype is None else parse_dtype(request.dtype, "--dtype")
-    lora = _load(request.weights.folder / WEIGHT_NAME) if request.weights.kind == "lora" else {}
+    lora = _load(request.weights) if request.weights.kind == "lora" else {}
     for name in model.components:
         source = base / name
         if request.weights.kind == "full":
@@ -78,11 +79,17 @@ def _write_pipeline(request: ExportRequest, folder: Path) -> None:
         write_component(source, folder / name, own, dtype)
 
 
-def _load(file: Path) -> Mapping[str, Tensor]:
+def _load(weights: SavedWeights) -> Mapping[str, Tensor]:
+    file = weights.folder / WEIGHT_NAME
     try:
         state = load_file(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{file} cannot be read ({error}).") from error
     if not any(bool(torch.any(value)) for key, value in state.items() if key.endswith(".lora_B.weight")):
-        raise InputError(f"{file} changes nothing: all its lora_B weights are zero. Has the run made an update?")
+        why = (
+            "The moving average has not been updated yet (train.ema_update_interval); --live takes the trained weights."
+            if weights.averaged
+            else "Has the run made an update?"
+        )
+        raise InputError(f"{file} changes nothing: all its lora_B weights are zero. {why}")
     return state

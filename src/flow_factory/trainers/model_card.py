@@ -47,6 +47,8 @@ def model_card(
     scores = _scores(run, weights.step, counter)
     if scores:
         about = "Means over the evaluation sets, at the first evaluation and at the last one up to this checkpoint."
+        if config.training_args.ema_decay > 0 and not weights.averaged:
+            about += " They were made with the averaged weights, not with the live ones of this export."
         sections.append(f"## Evaluations of the run\n\n{about}\n\n{scores}")
     if files is not None:
         loading = _loading_in_comfyui(config, files)
