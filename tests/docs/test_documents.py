@@ -129,7 +129,7 @@ def run_command(command: str, place: str) -> None:
 
 def run_python(snippet: Snippet, folder: Path) -> None:
     first = snippet.text.splitlines()[0]
-    if named := re.match(r"# (\w+)\.py$", first):
+    if named := re.match(r"# (\w+)\.py\b", first):
         (folder / f"{named[1]}.py").write_text(snippet.text)
         sys.modules.pop(named[1], None)
         importlib.import_module(named[1])
@@ -140,11 +140,14 @@ def run_python(snippet: Snippet, folder: Path) -> None:
 
 
 def check_yaml(snippet: Snippet, folder: Path) -> None:
-    """A whole config loads; a fragment loads on top of the tiny example."""
+    """A named file is written for the commands after it; a fragment loads on top of the tiny example."""
     from omegaconf import OmegaConf
 
     from flow_factory.hparams import load_config_from_mapping
 
+    if named := re.match(r"# (\w+\.yaml)$", snippet.text.splitlines()[0]):
+        (folder / named[1]).write_text(snippet.text)
+        return
     given = OmegaConf.create(snippet.text)
     whole = OmegaConf.load(folder / "examples/grpo/lora/sd3_5/tiny.yaml")
     if "trainer_type" in given.get("train", {}):

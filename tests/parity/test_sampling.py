@@ -28,6 +28,7 @@ def named(result: Any) -> dict[str, Tensor]:
 
 def assert_latents(got: dict[str, Tensor], expected: Any, place: str) -> None:
     """Equal to 1e-5 (of their standard deviation, where that is above 1), and not because there is nothing in them."""
+    __tracebackhide__ = True  # the numbers below say it; dumps of tensors would bury them
     expected = named(expected)
     assert got.keys() == expected.keys()
     for name, latents in got.items():
@@ -40,6 +41,7 @@ def assert_latents(got: dict[str, Tensor], expected: Any, place: str) -> None:
 
 def assert_media(got: Sequence[Any], expected: Sequence[Any], place: str) -> None:
     """Pictures, lists of frames, or pairs of these with a waveform, as the adapter and the pipeline make them."""
+    __tracebackhide__ = True
     for own, theirs in zip(got, expected, strict=True):
         if isinstance(own, VideoWithSound):
             frames, waveform = theirs
@@ -51,6 +53,7 @@ def assert_media(got: Sequence[Any], expected: Sequence[Any], place: str) -> Non
 
 def assert_pixels(own: Tensor, theirs: Any, place: str) -> None:
     """Equal to one grey level, which is what a difference of 1e-5 can tip."""
+    __tracebackhide__ = True
     pixels = np.stack([np.asarray(frame) for frame in theirs]) if isinstance(theirs, list) else np.asarray(theirs)
     ours = own.movedim(-3, -1).numpy()
     assert ours.dtype == np.uint8 and ours.shape == pixels.shape, f"{place}: {ours.shape}, {pixels.shape}"
@@ -61,6 +64,7 @@ def assert_pixels(own: Tensor, theirs: Any, place: str) -> None:
 
 def assert_sound(own: Tensor, theirs: Tensor, place: str) -> None:
     """Waveforms [channels, samples] equal to 1e-5, and not silent."""
+    __tracebackhide__ = True
     assert own.dtype == torch.float32 and float(theirs.std()) > 1e-2, f"{place}: nothing to hear"
     torch.testing.assert_close(own, theirs.float(), rtol=0, atol=1e-5, msg=lambda m: f"{place}, sound: {m}")
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from flow_factory.errors import InputError
+from flow_factory.models.long_prompts import tell_once
 from flow_factory.models.modular import INDEX, download, load_workflow
 
 _LONG_LOAD_BYTES = 1_000_000_000
@@ -171,6 +172,7 @@ def load_pipeline_class(
             f"model.model_name_or_path: {path!r} holds a {index.get('_class_name')}, but model.model_type needs a "
             f"{cls.__name__}. Change one of the two."
         )
+    tell_once()
     dtypes = dict(dtypes or {"default": torch.float32})
     if workflow is not None:
         with _reading(folder):

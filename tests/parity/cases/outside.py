@@ -18,7 +18,7 @@ def build() -> TinyPixelsPipeline:
     """Two blocks of six linear layers."""
     tokens = t5_tokenizer()
     return TinyPixelsPipeline(
-        transformer=TinyPixelsModel(vocab_size=len(tokens)),
+        transformer=TinyPixelsModel(vocab_size=len(tokens), max_side=32),
         tokenizer=tokens,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
     )

@@ -167,6 +167,7 @@ TEXT_TO_AUDIO_VIDEO = ModelSpec(
     generation_arguments=LTX2GenerationArguments,
     check_fields=check_ltx2,
     size_factor=size_factor,
+    resolution_floor=256,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
 )
@@ -180,6 +181,7 @@ IMAGE_TO_AUDIO_VIDEO = ModelSpec(
     generation_arguments=LTX2ImageArguments,
     check_fields=check_ltx2,
     size_factor=size_factor,
+    resolution_floor=256,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
 )

@@ -71,6 +71,7 @@ _FAMILY: dict[str, Any] = {
     "generation_arguments": MiniMaxH3GenerationArguments,
     "guidance": "none",
     "check_fields": check_frames,
+    "resolution_floor": 256,
     "default_lora_targets": _TARGETS,
     "max_batch": 1,
     "uncounted_steps": 1,

@@ -58,7 +58,7 @@ class ModelSpec:
     generation_arguments: type = GenerationArguments
     guidance: GuidanceKind | Callable[[Path | None], GuidanceKind] = "cfg"
     size_factor: FolderFact = 16
-    resolution_floor: FolderFact = 256
+    resolution_floor: FolderFact = 1
     default_lora_targets: tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
     dead_modules: tuple[str, ...] = ()
     required_components: tuple[str, ...] | Callable[[Path], tuple[str, ...]] = ()
