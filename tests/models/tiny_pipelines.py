@@ -72,7 +72,7 @@ def build_tiny_sd3(seed: int = 0, shift: float = 3.0) -> StableDiffusion3Pipelin
             joint_attention_dim=T5_WIDTH,
             caption_projection_dim=32,
             pooled_projection_dim=sum(WIDTHS),
-            pos_embed_max_size=16,
+            pos_embed_max_size=32,
             dual_attention_layers=(0,),
             qk_norm="rms_norm",
         )
