@@ -400,3 +400,11 @@ def test_a_reward_beside_the_yaml_is_found(project: Path) -> None:
     command[-1] = "rewards.reward_model=my_rewards.Blueness"
     done = subprocess.run(command, capture_output=True, text=True, cwd=project)
     assert done.returncode == 2 and "Blueness" in done.stderr and "Redness" in done.stderr
+
+
+def test_ok_says_what_it_did_not_look_at(project: Path) -> None:
+    done = run("check", "run.yaml", "model.model_name_or_path=org/model", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("ok, but not looked at: the model, which is on the Hub: ")
+    done = run("plan", "run.yaml", "model.model_name_or_path=org/model", cwd=project, env={"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 2 and "hf download org/model --include '*.json'" in done.stderr

@@ -112,6 +112,10 @@ def test_schedulers_that_do_not_walk_flow_sigmas_are_refused():
             pipeline_grid(scheduler, 5)
     with pytest.raises(InputError, match="num_inference_steps is 0"):
         pipeline_grid(FlowMatchEulerDiscreteScheduler(), 0)
+    ends = FlowMatchEulerDiscreteScheduler(shift_terminal=0.02)
+    assert len(pipeline_grid(ends, 2).primary) == 3
+    with pytest.raises(InputError, match=r"not finite for num_inference_steps 1 .*Take more steps"):
+        pipeline_grid(ends, 1, sigmas=[1.0])
 
 
 def test_the_packages_import_no_torch_by_themselves():

@@ -49,4 +49,7 @@ def check(
             typer.echo(
                 "warning: the tiny groups had equal rewards; the update was tried with made-up advantages.", err=True
             )
+    if report.unseen is not None and not dry_run:
+        typer.echo(f"ok, but not looked at: {report.unseen} (`plan` reads its configurations, --dry-run loads it)")
+        return
     typer.echo("ok")

@@ -48,10 +48,12 @@ class StaticReport:
     Attributes:
         lines: Facts about the run, for people.
         warnings: What is allowed but doubtful.
+        unseen: What could not be looked at, if anything.
     """
 
     lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    unseen: str | None = None
 
 
 def check_statically(config: Arguments) -> StaticReport:
@@ -93,7 +95,11 @@ class _StaticChecker:
         self.problems += found.problems
         self.report.warnings += found.warnings
         arguments = self.config.model_args
-        where = f" ({found.folder})" if found.folder is not None else " (from the Hub; not checked)"
+        where = f" ({found.folder})" if found.folder is not None else " (from the Hub)"
+        if found.folder is None:
+            self.report.unseen = (
+                f"the model, which is on the Hub: sizes and components of {arguments.model_name_or_path}"
+            )
         self.report.lines.append(f"trainer: {self.config.trainer_key}, {arguments.finetune_type}")
         self.report.lines.append(f"model: {arguments.model_type}, {arguments.model_name_or_path}{where}")
 

@@ -137,7 +137,8 @@ def checkpoint_folder(path: str, modular_components: Collection[str] = ()) -> Pa
         # The rest of the Hub's message speaks of its own arguments and of a traceback that is not shown.
         reason = str(error).split(" (Cannot find")[0].removeprefix(f"Cannot load model {path}: ")
         raise InputError(
-            f"model.model_name_or_path: {path!r} is neither a folder nor a model that could be downloaded: {reason}"
+            f"model.model_name_or_path: {path!r} is neither a folder nor a model that could be downloaded: {reason} "
+            f"Without a connection, copy the checkpoint's folder here and give its path."
         ) from error
 
 

@@ -39,7 +39,7 @@ def pipeline_grid(
         A grid of one component: sigmas [T + 1] and timesteps [T]. T is not always `num_steps`.
 
     Raises:
-        InputError: If the scheduler has no flow sigmas, or they do not run from noise to data.
+        InputError: If the scheduler has no flow sigmas, or they are not finite or do not run from noise to data.
     """
     own = copy.deepcopy(scheduler)
     extra: dict[str, Any] = {} if mu is None else {"mu": mu}
@@ -64,6 +64,11 @@ def pipeline_grid(
         raise InputError(
             f"scheduler {name} gives {grid_sigmas.shape[0]} sigmas for {grid_timesteps.shape[0]} timesteps; a grid "
             f"needs one more sigma than timesteps. Override the adapter's sigma_grid."
+        )
+    if not bool(torch.isfinite(grid_sigmas).all()):
+        raise InputError(
+            f"scheduler {name} gives sigmas that are not finite for num_inference_steps {num_steps} (a shift of "
+            f"the grid's end divides 0 by 0 where there is 1 step). Take more steps."
         )
     steps_down = bool((grid_sigmas[1:] <= grid_sigmas[:-1]).all())
     if not steps_down or float(grid_sigmas[0]) > 1 or float(grid_sigmas[-1]) < 0:

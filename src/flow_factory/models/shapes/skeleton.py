@@ -51,9 +51,10 @@ def config_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_SMALL_FILES))
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError, ValueError) as error:
         reason = str(error).split("\n")[0].rstrip(".")
+        include = " ".join(f"'{pattern}'" for pattern in _SMALL_FILES)
         raise InputError(
             f"model.model_name_or_path: the config files of {name!r} could not be downloaded: {reason}. Give a folder "
-            f"that holds them (the pipeline's index and the JSON files of each component)."
+            f"that holds them, made where there is a connection: hf download {name} --include {include} --local-dir DIR"
         ) from error
 
 
