@@ -23,17 +23,21 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers.utils import logging
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the cases belong to the tests
 
 from tests.parity.bench import Bench
 from tests.parity.case import Case, Setting
 from tests.parity.cases import all_cases
+
+from flow_factory.samples import Media, MediaItem, Video
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
@@ -43,14 +47,54 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def enlarged(media: Media, times: int) -> Media:
+    """Condition media with every pixel repeated: some pipelines take the size of what they make from them."""
+
+    def large(frames: Tensor) -> Tensor:
+        return frames.repeat_interleave(times, -2).repeat_interleave(times, -1)
+
+    def item(medium: MediaItem) -> MediaItem:
+        if isinstance(medium, Tensor):
+            return large(medium)
+        return replace(medium, frames=large(medium.frames)) if isinstance(medium, Video) else medium
+
+    return {slot: tuple(item(medium) for medium in items) for slot, items in media.items()}
+
+
+def measured_size(made: Any) -> tuple[int, ...]:
+    """(width, height) of the first picture of a pipeline's result, however deep it lies."""
+    while isinstance(made, (list, tuple)):
+        made = made[0]
+    return made.size
+
+
+def enlarged_case(case: Case, steps: int, times: int) -> Case:
+    """The case with larger media, those that it is given included."""
+    height, width = (side * times for side in case.size)
+    media = tuple(enlarged(row, times) for row in case.media)
+    return replace(case, steps=steps, size=(height, width), media=media)
+
+
 def measure(case: Case, arguments: argparse.Namespace) -> list[dict[str, object]]:
-    """One row per setting of the case."""
-    with tempfile.TemporaryDirectory() as folder:
-        # Several pipelines take the size of what they make from the media they are given: those cases keep theirs.
-        grow = 1 if any(case.media) else arguments.grow
-        height, width = (side * grow for side in case.size)
-        bench = Bench(replace(case, steps=arguments.steps, size=(height, width)), Path(folder))
-        return [compare(bench, setting, arguments) for setting in case.settings]
+    """One row per setting of the case, at the largest size that its pipeline makes: `grow` times its own, or less.
+
+    Tiny networks have position tables that end, and some pipelines go by sizes of their own.
+    """
+    times = arguments.grow
+    while True:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(enlarged_case(case, arguments.steps, times), Path(folder))
+            try:
+                theirs = bench.reference(case.settings[0], "pil", rows=(0,), pipeline=bench.pipeline)
+            except (IndexError, ValueError) as error:
+                if times == 1:
+                    raise
+                print(f"{case.name}: not {times} times as large ({error})")
+            else:
+                if times == 1 or measured_size(theirs) == bench.case.size[::-1]:
+                    return [compare(bench, setting, arguments) for setting in case.settings]
+                print(f"{case.name}: the pipeline makes {measured_size(theirs)} pixels all the same")
+            times //= 2
 
 
 def compare(bench: Bench, setting: Setting, arguments: argparse.Namespace) -> dict[str, object]:
@@ -72,6 +116,7 @@ def compare(bench: Bench, setting: Setting, arguments: argparse.Namespace) -> di
     return {
         "case": bench.case.name,
         "setting": setting.name,
+        "size": "x".join(str(side) for side in bench.case.size),
         "rows": len(rows),
         "rollout_s": round(own, 4),
         "pipeline_s": round(reference, 4),
@@ -85,7 +130,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="beginnings of names of cases; none: all")
     parser.add_argument("--calls", type=int, default=10, help="of each side, after one that is not counted")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--grow", type=int, default=1, help="times height and width, of cases without condition media")
+    parser.add_argument("--grow", type=int, default=1, help="times height and width, of given media too")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--solver", choices=("dynamics", "pipeline"), default="dynamics")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
@@ -105,7 +150,7 @@ def main() -> None:
                 f"ratio {row['ratio']}, of CPU seconds {row['cpu_ratio']}",
                 soft_wrap=True,
             )
-    table = Table("case", "setting", "rows", "rollout s", "pipeline s", "ratio", "CPU ratio")
+    table = Table("case", "setting", "size", "rows", "rollout s", "pipeline s", "ratio", "CPU ratio")
     for row in sorted(rows, key=lambda row: float(str(row["ratio"]))):
         table.add_row(*(str(value) for value in row.values()))
     console.print(table)
