@@ -331,3 +331,16 @@ def test_two_processes_give_the_scores_of_one(run: Path, command: Command) -> No
     for mine, theirs in zip(one["samples"], two["samples"], strict=True):
         assert (mine["row"], mine["member"], mine["prompt"]) == (theirs["row"], theirs["member"], theirs["prompt"])
         assert mine["trained"] == pytest.approx(theirs["trained"], abs=1e-4)
+
+
+def test_an_average_that_was_not_updated_is_said(run: Path, command: Command) -> None:
+    """Otherwise the pictures are those of the base model, and nobody sees why."""
+    said = "was not updated yet"
+    assert said not in command("sample", run, "--num", 1, "--output", "one").err
+    state = run / "checkpoints" / "checkpoint-000002" / "trainer.json"
+    held = json.loads(state.read_text())
+    assert held["tree"]["ema"]["updates"] > 0
+    held["tree"]["ema"]["updates"] = 0
+    state.write_text(json.dumps(held))
+    assert said in command("sample", run, "--num", 1, "--output", "two").err
+    assert said not in command("sample", run, "--num", 1, "--live", "--output", "three").err

@@ -6,6 +6,7 @@ Every checkpoint holds its weights as other programs read them (`lora/`, `lora_e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,14 @@ class SavedWeights:
     def label(self) -> str:
         """`checkpoint-000012, averaged weights`."""
         return f"{self.checkpoint.name}, {'averaged' if self.averaged else 'live'} weights"
+
+    @property
+    def average_is_the_start(self) -> bool:
+        """Whether these are averaged weights that the run had not updated yet; False if the checkpoint does not say."""
+        state = self.checkpoint / "trainer.json"  # not written with log.save_model_only
+        if not self.averaged or not state.is_file():
+            return False
+        return json.loads(state.read_text(encoding="utf-8"))["tree"].get("ema", {}).get("updates") == 0
 
 
 def select_weights(run: Path, checkpoint: str | None = None, averaged: bool | None = None) -> SavedWeights:

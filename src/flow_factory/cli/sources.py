@@ -128,6 +128,13 @@ def open_source(
             f"{weights.checkpoint} holds {weights.kind} weights, but model.finetune_type of {path / CONFIG} is "
             f"{config.model_args.finetune_type}; give a checkpoint of the run itself."
         )
+    if weights.average_is_the_start:
+        typer.echo(
+            f"warning: the moving average in {weights.checkpoint} was not updated yet (train.ema_update_interval "
+            f"{config.training_args.ema_update_interval}): these are the weights that the run started from. --live "
+            f"takes the trained ones.",
+            err=True,
+        )
     return Source(config, path.absolute().name, path, weights)
 
 
