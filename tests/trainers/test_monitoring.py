@@ -19,6 +19,7 @@ from flow_factory.distributed import Comm
 from flow_factory.errors import InputError, RunError
 from flow_factory.samples.statistics import PICTURE_STATISTICS, group_diversity, picture_statistics, thumbnails
 from flow_factory.tracking.metrics import read_metrics
+from flow_factory.tracking.monitors import HackingMonitor
 from flow_factory.trainers import monitoring
 from flow_factory.trainers.abc import BaseTrainer
 from flow_factory.trainers.monitoring import GroupTable, measure_dataset, measure_groups
@@ -67,6 +68,27 @@ def test_videos_are_compared_frame_by_frame() -> None:
         assert table["diversity_relative"] == pytest.approx([2.0 if moved else 0.0], abs=1e-6)
         assert table["brightness"] == pytest.approx([frames.float().mean().item() / 255], abs=1e-6)
         assert [s["picture/diversity"] for s in _picture_statistics(samples)] == [table["diversity"][0]] * 2
+
+
+def test_videos_that_freeze_while_the_reward_rises_raise_an_alarm() -> None:
+    """No single frame shows it."""
+    from tests.tracking.media import sounding_sample
+
+    monitor, messages = HackingMonitor(3.5), []
+    generator = torch.Generator().manual_seed(2)
+    for cycle in range(12):
+        samples = []
+        for group in range(16):
+            frames = torch.randint(90, 110, (9, 3, 8, 8), dtype=torch.uint8, generator=generator)
+            frozen = frames[:1].expand_as(frames).contiguous()
+            sample = sounding_sample(frames=frozen if cycle > 3 else frames)
+            sample.group_id, sample.rewards = group, {"steady": 0.1 * cycle + 0.01 * group}
+            samples.append(sample)
+        table = measure_groups(samples, Comm.single(), lambda _: {"steady": 1.0})
+        messages += [alarm.message for alarm in monitor.observe(table.statistics, table.rewards)]
+    assert {"motion", "loudness"} <= table.statistics.keys()
+    (message,) = messages
+    assert message.startswith("motion") and "are they frozen" in message
 
 
 def test_the_order_of_the_samples_does_not_matter() -> None:

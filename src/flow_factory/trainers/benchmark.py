@@ -21,13 +21,8 @@ from flow_factory.rewards.build import check_rewards, check_sample_class
 from flow_factory.rewards.intervals import LEVEL, RESAMPLES, Interval, bootstrap_mean
 from flow_factory.rewards.processor import RewardProcessor
 from flow_factory.samples import BaseSample
-from flow_factory.samples.statistics import (
-    PICTURE_STATISTICS,
-    group_diversity,
-    sample_frames,
-    sample_statistics,
-    thumbnails,
-)
+from flow_factory.samples.measures import columns_by_name, measure_samples
+from flow_factory.samples.statistics import group_diversity, sample_frames, thumbnails
 from flow_factory.trainers import setup
 from flow_factory.trainers.evaluation import generate_panel
 from flow_factory.trainers.inference import InferenceModel, Variant
@@ -167,8 +162,8 @@ def _picture_statistics(samples: Sequence[BaseSample]) -> list[dict[str, float]]
     if not samples or any(f is None for f in frames):
         return [{} for _ in samples]
     shown = [f for f in frames if f is not None]
-    table = sample_statistics(shown).tolist()
-    found = [{f"picture/{name}": value for name, value in zip(PICTURE_STATISTICS, row, strict=True)} for row in table]
+    columns = columns_by_name(measure_samples(samples))
+    found = [{f"picture/{name}": values[number] for name, values in columns.items()} for number in range(len(samples))]
     groups: dict[int, list[int]] = defaultdict(list)
     for number, sample in enumerate(samples):
         groups[sample.index].append(number)
