@@ -60,18 +60,20 @@ def loudness(sound: Tensor) -> float:
 
 
 def measure_samples(samples: Sequence[BaseSample]) -> Tensor:
-    """All statistics of samples with decoded pictures.
-
-    Args:
-        samples: Those without pictures (see `sample_frames`) have no row.
+    """All statistics of samples.
 
     Returns:
-        float32 [N, 7], columns as in `SAMPLE_STATISTICS`; NaN where a sample has no such thing, as a picture no motion.
+        float32 [len(samples), 7], columns as in `SAMPLE_STATISTICS`; NaN where a sample has no such thing, as a picture
+        no motion, and one whose output was never decoded nothing at all.
     """
-    shown = [(sample, frames) for sample in samples if (frames := sample_frames(sample)) is not None]
-    in_time = [[_motion_of(sample), _loudness_of(sample)] for sample, _ in shown]
-    pictures = sample_statistics([frames for _, frames in shown])
-    return torch.cat([pictures, torch.tensor(in_time, dtype=torch.float32).reshape(len(shown), 2)], dim=1)
+    frames = [sample_frames(sample) for sample in samples]
+    pictures = iter(sample_statistics([shown for shown in frames if shown is not None]))
+    rows = torch.full((len(samples), len(SAMPLE_STATISTICS)), math.nan)
+    for row, sample, shown in zip(rows, samples, frames, strict=True):
+        if shown is not None:
+            row[: len(PICTURE_STATISTICS)] = next(pictures)
+            row[len(PICTURE_STATISTICS) :] = torch.tensor([_motion_of(sample), _loudness_of(sample)])
+    return rows
 
 
 def columns_by_name(rows: Tensor) -> dict[str, list[float]]:

@@ -91,14 +91,17 @@ def _tabulate(columns: Tensor, small: Tensor, groups: Sequence[Sequence[int]]) -
     return statistics
 
 
-def measure_dataset(name: str, samples: Sequence[BaseSample], comm: Comm) -> dict[str, float]:
+def measure_dataset(name: str, rows: Tensor, comm: Comm) -> dict[str, float]:
     """`<dataset>/monitor/<statistic>` of an evaluation set: the mean over its samples on all ranks.
 
     There is no diversity, as an evaluation shows one sample of each prompt.
+
+    Args:
+        name: The dataset.
+        rows: Of this rank's samples, as from `measure_samples`.
+        comm: Process group.
     """
-    with comm.together():
-        columns = measure_samples(samples)
-    columns = columns_by_name(comm.gather_rows(columns))
+    columns = columns_by_name(comm.gather_rows(rows))
     return {f"{name}/monitor/{key}": mean_of(values) for key, values in columns.items()}
 
 
