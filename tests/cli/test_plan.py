@@ -69,6 +69,7 @@ def test_tables(config: Path, command: Command, tmp_path: Path) -> None:
     assert "evaluation of toy (3 prompts, 3 times) 6 - 6" in lines
     assert "the run: 2 cycles, 3 evaluations 114 32 178" in lines
     assert any("with train.enable_gradient_checkpointing: ~ " in line for line in lines)
+    assert any(line.startswith("a row is one sample in one forward") for line in lines)
     assert any(line.startswith("note: estimates (~) come from") for line in lines)
     assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
 

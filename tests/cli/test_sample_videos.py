@@ -103,9 +103,9 @@ def test_a_run_on_videos_leaves_what_can_be_seen_and_played(run: Path, tmp_path:
     assert sum(tag == "video" for tag, _ in page.tags) == 6 and "holds no picture" not in page.words
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (cycle_row,) = (row for row in rows if row["kind"] == "cycle")
-    assert {"monitor/brightness", "monitor/diversity", "monitor/diversity_relative"} <= cycle_row.keys()
-    assert cycle_row["monitor/diversity"] > 0
-    assert any("toy/monitor/brightness" in row for row in rows if row["kind"] == "eval_monitor")
+    assert {"monitor/brightness", "monitor/motion", "monitor/diversity_relative"} <= cycle_row.keys()
+    assert cycle_row["monitor/diversity"] > 0 and "monitor/loudness" not in cycle_row
+    assert any("toy/monitor/motion" in row for row in rows if row["kind"] == "eval_monitor")
 
     done = command("sample", run, "--compare", "--num", 1, "--output", tmp_path / "both")
     assert done.code == 0, done.err

@@ -82,3 +82,32 @@ def test_every_example_with_prompts_passes_check(path: Path, tmp_path: Path) -> 
         config = load_config(path, [f"data.datasets.0.dataset_dir={tmp_path}"])
     report = check_statically(config)
     assert any(line.startswith("train prompts") for line in report.lines)
+
+
+OWN_DATA = [path for path in GENERATED if "dataset_dir: builtin/" not in path.read_text()]
+
+
+@pytest.mark.parametrize("path", OWN_DATA, ids=[str(path.relative_to(ROOT)) for path in OWN_DATA])
+def test_examples_that_need_data_say_which(path: Path, tmp_path: Path) -> None:
+    """The header names the folder of the configuration, and its row is one that the model takes."""
+    from flow_factory.data_utils.prompt_files import read_prompts
+
+    config, header = load_config(path), path.read_text().split("\n\n")[0]
+    (source,) = config.data_args.sources()
+    assert f"Needs data of your own: {source.dataset_dir} with train.jsonl and test.jsonl" in header
+    (line,) = (line.removeprefix("#").strip() for line in header.splitlines() if line.startswith("#   {"))
+    (tmp_path / "train.jsonl").write_text(line + "\n")
+    (row,) = read_prompts(tmp_path / "train.jsonl", config.spec.io)
+    assert row.media and not row.metadata
+
+
+def test_a_missing_folder_is_reported_once_under_the_key_in_use() -> None:
+    """It would hold two splits; and the example gives it in `data.datasets`."""
+    from flow_factory.cli.static_checks import check_statically
+    from flow_factory.hparams import ConfigError
+
+    with pytest.raises(ConfigError) as caught:
+        check_statically(load_config(OWN_DATA[0]))
+    (problem,) = caught.value.problems
+    assert problem.path == ("data", "datasets", 0, "dataset_dir")
+    assert "does not exist" in problem.message and "data.dataset_dir" not in problem.message

@@ -19,6 +19,7 @@ from flow_factory.models.components import pipeline_modules
 from flow_factory.models.registry import get_adapter_class
 from flow_factory.models.shapes.runner import ShapeRuns
 from flow_factory.models.shapes.skeleton import build_skeleton
+from flow_factory.trainers.build import build_trainer
 from flow_factory.trainers.optim import build_optimizers
 from flow_factory.trainers.planning import plan_run
 from flow_factory.trainers.planning.costs import Batch, Costs
@@ -171,6 +172,24 @@ def test_a_whole_plan(bench: Bench, tmp_path: Path) -> None:
     # Two prompts x two samples; one trained step; with or without a second prediction for guidance.
     assert cycle.trained is not None and cycle.trained.low in (4, 8)
     assert cycle.trained.low < cycle.rollout <= 8 * bench.case.steps
+
+
+def test_decoded_and_stored_media_have_all_their_frames(bench: Bench, tmp_path: Path) -> None:
+    """What a cycle's samples hold in the end, and what the encoder of stored media is given."""
+    if bench.case.name not in ("sd3-5", "wan2_t2v-2.1"):
+        pytest.skip("a picture and a video are enough")
+    config = cycle_config(bench, "grpo", tmp_path)
+    trainer = build_trainer(config)
+    samples = trainer.sample()
+    decoded = plan_run(config).part("decoded samples")
+    assert decoded.bytes == sum(s.frames.nbytes for s in samples) and decoded.place == "host"  # type: ignore[attr-defined]
+    trainer._close()
+
+    (tmp_path / "offline").mkdir()
+    stored = plan_run(cycle_config(bench, "sft", tmp_path / "offline")).part("VAE encode")
+    shape = samples[0].frames.shape if bench.makes_videos else samples[0].image.shape  # type: ignore[attr-defined]
+    assert stored.bytes == shape_runs(bench).encode_media([torch.zeros(shape, dtype=torch.uint8)] * 2).peak
+    assert stored.note == ("2 videos of 5 frames of 32 x 48" if bench.makes_videos else "2 pictures of 32 x 48")
 
 
 def test_a_folder_without_weights_is_enough(bench: Bench, tmp_path: Path) -> None:

@@ -64,6 +64,19 @@ def test_labels_show_what_tells_ticks_apart() -> None:
     assert tick_labels([0.0, 100000.0, 200000.0]) == ["0", "1e5", "2e5"]
 
 
+def test_long_labels_fit_left_of_the_axis() -> None:
+    """Ratios near 1 need ten digits. A figure of DejaVu Sans is 0.636 of the font's size wide."""
+    from importlib import resources
+
+    style = (resources.files("flow_factory.tracking.report") / "assets" / "style.css").read_text()
+    (size,) = re.findall(r"svg text \{ font-size: (\d+)px", style)
+    svg = drawn(line_chart("c", "title", [Line("a", series(1.0000000018, 0.9999999973))], "cycle"))
+    labels = [e for e in svg.iter("text") if e.get("class") == "tick end"]
+    assert max(len(e.text or "") for e in labels) == 12
+    for e in labels:
+        assert float(e.get("x", "")) >= len(e.text or "") * 0.636 * float(size)
+
+
 def test_points_stand_where_their_values_are() -> None:
     """Read back from the pixels by the axis labels, as an eye does."""
     y = (0.0, 0.25, 1.0, 0.5)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from flow_factory.distributed import Comm
 from flow_factory.rewards.smoke import make_sample
 from flow_factory.samples import BaseSample, T2ISample
+from flow_factory.samples.measures import measure_samples
 from flow_factory.trainers.monitoring import measure_dataset, measure_groups
 
 WEIGHTS = {"match": 2.0, "calm": -0.5}
@@ -53,7 +54,7 @@ def measure(samples: list[BaseSample], comm: Comm) -> dict[str, Any]:
     """Everything the module measures, JSON-ready."""
     return {
         "groups": asdict(measure_groups(samples, comm, lambda _: WEIGHTS)),
-        "dataset": measure_dataset("toy", samples, comm),
+        "dataset": measure_dataset("toy", measure_samples(samples), comm),
     }
 
 

@@ -238,8 +238,8 @@ def test_evaluation_counts_every_prompt_once(tiny_sd3_dir: Path, tmp_path: Path)
     """Pitfall 19 (one process; two are in test_two_processes): a short last batch, not a padded one."""
     changes = {"eval.eval_freq": 1, "eval.per_device_batch_size": 2, "train.max_epochs": 1}
     trainer = make_trainer(tiny_sd3_dir, tmp_path, changes)
-    samples = trainer.evaluator.generate("toy")
-    assert [s.index for s in samples] == [0, 1, 2]
+    batches = list(trainer.evaluator.generate("toy"))
+    assert [[s.index for s in samples] for samples in batches] == [[0, 1], [2]]
     result = trainer.start()
     assert [e["cycle"] for e in result.evaluations] == [0.0, 1.0]
     assert (tmp_path / "save/run/samples/toy/cycle-000000.png").exists()

@@ -17,8 +17,10 @@ import torch
 
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError, RunError
+from flow_factory.samples.measures import measure_samples
 from flow_factory.samples.statistics import PICTURE_STATISTICS, group_diversity, picture_statistics, thumbnails
 from flow_factory.tracking.metrics import read_metrics
+from flow_factory.tracking.monitors import HackingMonitor
 from flow_factory.trainers import monitoring
 from flow_factory.trainers.abc import BaseTrainer
 from flow_factory.trainers.monitoring import GroupTable, measure_dataset, measure_groups
@@ -52,9 +54,11 @@ def test_a_table_has_a_row_per_group() -> None:
 
 def test_videos_are_compared_frame_by_frame() -> None:
     """The same frames in another order are another video; what `eval` measures is the same."""
+    from flow_factory.rewards.processor import RewardProcessor
     from flow_factory.rewards.smoke import make_sample
     from flow_factory.samples import T2VSample
     from flow_factory.trainers.benchmark import _picture_statistics
+    from flow_factory.trainers.panels import PanelScorer
 
     frames = torch.arange(0, 250, 50, dtype=torch.uint8)[:, None, None, None].expand(5, 3, 16, 16)
     samples = [make_sample(T2VSample, frames[0], "p", "toy", member, {}) for member in range(2)]
@@ -66,7 +70,31 @@ def test_videos_are_compared_frame_by_frame() -> None:
         assert table["diversity"] == pytest.approx([expected], abs=1e-6)
         assert table["diversity_relative"] == pytest.approx([2.0 if moved else 0.0], abs=1e-6)
         assert table["brightness"] == pytest.approx([frames.float().mean().item() / 255], abs=1e-6)
-        assert [s["picture/diversity"] for s in _picture_statistics(samples)] == [table["diversity"][0]] * 2
+        scorer = PanelScorer(RewardProcessor(), "toy")
+        scorer.add(samples)
+        found = _picture_statistics(scorer.finish(), [thumbnails(s.frames).flatten() for s in samples])  # type: ignore[attr-defined]
+        assert [s["picture/diversity"] for s in found] == [table["diversity"][0]] * 2
+
+
+def test_videos_that_freeze_while_the_reward_rises_raise_an_alarm() -> None:
+    """No single frame shows it."""
+    from tests.tracking.media import sounding_sample
+
+    monitor, messages, table = HackingMonitor(3.5), [], GroupTable({}, [])
+    generator = torch.Generator().manual_seed(2)
+    for cycle in range(12):
+        samples = []
+        for group in range(16):
+            frames = torch.randint(90, 110, (9, 3, 8, 8), dtype=torch.uint8, generator=generator)
+            frozen = frames[:1].expand_as(frames).contiguous()
+            sample = sounding_sample(frames=frozen if cycle > 3 else frames)
+            sample.group_id, sample.rewards = group, {"steady": 0.1 * cycle + 0.01 * group}
+            samples.append(sample)
+        table = measure_groups(samples, Comm.single(), lambda _: {"steady": 1.0})
+        messages += [alarm.message for alarm in monitor.observe(table.statistics, table.rewards)]
+    assert {"motion", "loudness"} <= table.statistics.keys()
+    (message,) = messages
+    assert message.startswith("motion") and "are they frozen" in message
 
 
 def test_the_order_of_the_samples_does_not_matter() -> None:
@@ -90,7 +118,7 @@ def test_single_members_have_no_diversity_and_no_pictures_nothing() -> None:
     for sample in samples:
         sample.image = None  # type: ignore[attr-defined]
     assert measure_groups(samples, Comm.single(), lambda _: WEIGHTS) == GroupTable({}, [])
-    assert measure_dataset("toy", samples, Comm.single()) == {}
+    assert measure_dataset("toy", measure_samples(samples), Comm.single()) == {}
 
 
 def test_two_processes_measure_what_one_does_to_the_last_bit(tmp_path: Path) -> None:

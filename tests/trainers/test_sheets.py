@@ -39,6 +39,11 @@ def sheets(run: Path, limit: int = 16, tracker: Any = None) -> SampleSheets:
     return SampleSheets(run, Comm.single(), cast(Any, tracker or Shown()), limit)
 
 
+def save(writer: SampleSheets, samples: list[BaseSample], cycle: int) -> None:
+    """What an evaluation does: the samples are gone when the sheet is made."""
+    writer.save("toy", writer.preview(samples), cycle)
+
+
 def numbered(samples: list[BaseSample]) -> list[BaseSample]:
     for index, sample in enumerate(samples):
         sample.index, sample.prompt = index, f"prompt {index}"
@@ -58,10 +63,10 @@ def test_videos_of_evaluations_are_seen_heard_and_compared(tmp_path: Path) -> No
     writer = sheets(tmp_path, limit=2, tracker=tracker)
     first = numbered([sounding_sample(frames=clip(6, seed=i)) for i in range(3)])
     later = numbered([sounding_sample(tone(0.5, 16000, 1), frames=clip(6, seed=3 + i), fps=12.0) for i in range(3)])
-    writer.save("toy", first, 0)
+    save(writer, first, 0)
     folder = tmp_path / "samples" / "toy"
     assert not (folder / "before_after.png").exists()
-    writer.save("toy", later, 4)
+    save(writer, later, 4)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = [f"cycle-00000{cycle}/00{index}.mp4" for cycle in (0, 4) for index in (0, 1)]
     assert names == sorted(["before_after.png", "cycle-000000.png", "cycle-000004.png", "first.safetensors", *files]), (
@@ -79,16 +84,16 @@ def test_videos_of_evaluations_are_seen_heard_and_compared(tmp_path: Path) -> No
 
 def test_a_cycle_that_is_evaluated_again_leaves_nothing_of_the_former(tmp_path: Path) -> None:
     samples = numbered([video_sample(frames=clip(5, seed=i)) for i in range(3)])
-    sheets(tmp_path).save("toy", samples, 2)
-    sheets(tmp_path, limit=1).save("toy", samples, 2)
+    save(sheets(tmp_path), samples, 2)
+    save(sheets(tmp_path, limit=1), samples, 2)
     assert [path.name for path in (tmp_path / "samples/toy/cycle-000002").iterdir()] == ["000.mp4"]
 
 
 def test_condition_videos_stand_above_what_was_made_of_them(tmp_path: Path) -> None:
     sample = video_sample(V2VSample, frames=clip(5, seed=0), condition_video=clip(7, seed=4))
     writer = sheets(tmp_path)
-    writer.save("toy", numbered([sample]), 0)
-    writer.save("toy", numbered([sample]), 1)
+    save(writer, numbered([sample]), 0)
+    save(writer, numbered([sample]), 1)
     for name in ("cycle-000000.png", "before_after.png"):
         pixels = array(tmp_path / "samples/toy" / name)
         given, made = ((pixels == [0, 40 * (seed + 1), 90]).all(axis=-1).nonzero()[0].min() for seed in (4, 0))
@@ -103,7 +108,7 @@ def test_without_pyav_sheets_and_sounds_stay_and_one_warning_names_the_remedy(
     writer = sheets(tmp_path)
     with caplog.at_level(logging.WARNING):
         for cycle in range(3):
-            writer.save("toy", numbered([sounding_sample(), sounding_sample()]), cycle)
+            save(writer, numbered([sounding_sample(), sounding_sample()]), cycle)
     warnings = [record.getMessage() for record in caplog.records if "no videos" in record.getMessage()]
     assert len(warnings) == 1 and 'pip install "flow-factory[video]"' in warnings[0]
     folder = tmp_path / "samples/toy"
@@ -123,7 +128,7 @@ def test_pictures_need_no_pyav_and_leave_no_files_that_play(
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     picture = make_sample(T2ISample, clip()[0], "a prompt", "toy", 0, {})
-    sheets(tmp_path).save("toy", [picture], 0)
+    save(sheets(tmp_path), [picture], 0)
     assert sorted(path.name for path in (tmp_path / "samples/toy").iterdir()) == [
         "cycle-000000.png",
         "first.safetensors",
@@ -132,8 +137,8 @@ def test_pictures_need_no_pyav_and_leave_no_files_that_play(
 
 
 def test_nothing_is_saved_of_samples_without_pictures_or_beyond_the_limit(tmp_path: Path) -> None:
-    sheets(tmp_path).save("toy", [video_sample(video=None)], 0)
-    sheets(tmp_path, limit=0).save("toy", [video_sample()], 0)
+    save(sheets(tmp_path), [video_sample(video=None)], 0)
+    save(sheets(tmp_path, limit=0), [video_sample()], 0)
     assert not (tmp_path / "samples").exists()
 
 
@@ -168,13 +173,13 @@ class Ranks(Comm):
 def test_the_sheet_holds_the_prompts_of_all_ranks_in_order(tmp_path: Path) -> None:
     own = video_sample(frames=clip(5, seed=1))
     own.index, own.prompt = 1, "prompt 1"
-    SampleSheets(tmp_path, Ranks(world_size=2), cast(Any, Shown()), 16).save("toy", [own], 0)
+    save(SampleSheets(tmp_path, Ranks(world_size=2), cast(Any, Shown()), 16), [own], 0)
     pixels = array(tmp_path / "samples/toy/cycle-000000.png")
     tops = [(pixels == [0, 40 * (seed + 1), 90]).all(axis=-1).nonzero()[0].min() for seed in (0, 1)]
     assert tops == sorted(tops)
     assert len(list((tmp_path / "samples/toy/cycle-000000").iterdir())) == 2
     other = SampleSheets(tmp_path / "b", Ranks(rank=1, world_size=2), cast(Any, Shown()), 16)
-    other.save("toy", [own], 0)
+    save(other, [own], 0)
     assert not (tmp_path / "b").exists()
 
 
@@ -184,7 +189,7 @@ def test_the_report_of_such_a_folder_plays_what_was_saved(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", cycles=1)
     writer = sheets(run)
     for cycle in (0, 1):
-        writer.save("toy", numbered([sounding_sample(), sounding_sample()]), cycle)
+        save(writer, numbered([sounding_sample(), sounding_sample()]), cycle)
     page = Page(write_report([run]).path.read_text())
     assert sum(tag == "video" for tag, _ in page.tags) == 4
     assert [text for text in ("prompt 0", "prompt 1") if text in page.words] == ["prompt 0", "prompt 1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from flow_factory.trainers.planning.report import CycleRows, MemoryPart, RunPlan
 
 _WIDTH = 100  # of the tables where the output is no terminal
+_ROWS_EXPLAINED = (
+    "a row is one sample in one forward of the network, over all processes; a guided sample may take two or more.",
+    "in forwards: a row with gradients counts three times, since its backward pass costs about two forwards.",
+)
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -77,7 +82,7 @@ def _print(plan: RunPlan) -> None:
     )
     for table in (_components(plan), _memory(plan), _rows(plan)):
         console.print(table)
-    for line in _activation_lines(plan):
+    for line in (*_ROWS_EXPLAINED, *_activation_lines(plan)):
         typer.echo(line)
     for note in plan.notes:
         typer.echo(f"note: {note}")
@@ -125,6 +130,8 @@ def _memory(plan: RunPlan) -> Table:
 
 def _rows(plan: RunPlan) -> Table:
     """Rows of the first cycle, the spread over all, evaluations, and the run."""
+    from flow_factory.trainers.planning.report import counted
+
     unit = plan.unit
     table = _table("rows through the network", "rows", "with gradients", "in forwards")
     if plan.cycles:
@@ -145,15 +152,11 @@ def _rows(plan: RunPlan) -> Table:
         table.add_row(label, f"{evaluation.rows:,}", "-", f"{evaluation.rows:,}")
     if plan.whole_run is not None:
         rows, trained = plan.whole_run
-        label = f"the run: {_counted(plan.total_cycles or 0, plan.unit)}"
+        label = f"the run: {counted(plan.total_cycles or 0, plan.unit)}"
         if plan.evaluations:
-            label += f", {_counted(plan.evaluation_count or 0, 'evaluation')}"
+            label += f", {counted(plan.evaluation_count or 0, 'evaluation')}"
         table.add_row(label, _range(rows), _range(trained), _range(rows + trained * 2), style="bold")
     return table
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _optimisation(cycle: CycleRows) -> tuple[str, str, str]:
@@ -174,17 +177,20 @@ def _activation_lines(plan: RunPlan) -> list[str]:
     found = plan.activations
     if found.plain is None:
         return []
-    lines = [f"activations of {found.rows} rows, by block (an estimate, without gradient checkpointing):"]
-    lines += [
-        f"  {b.count} x {b.kind} ({b.name}), {b.rows} x {b.tokens:,} tokens x {b.width:,}: {size_text(b.held)} each"
-        for b in found.blocks
-    ]
+    from flow_factory.trainers.planning.report import counted
+
+    lines = [f"activations of {counted(found.rows, 'row')}, by block (an estimate, without gradient checkpointing):"]
+    for block, forwards in Counter(found.blocks).items():
+        often = "" if forwards == 1 else f" in each of {forwards} forwards"
+        lines.append(
+            f"  {block.count} x {block.kind} ({block.name}){often}, {counted(block.rows, 'row')} x "
+            f"{block.tokens:,} tokens x {block.width:,} channels: {size_text(block.held)} each"
+        )
     if found.checkpointed is not None:
         lines.append(
             f"  with train.enable_gradient_checkpointing: ~ {size_text(found.checkpointed)} in place of "
             f"~ {size_text(found.plain)}"
         )
-    lines.append("rows in forwards: a backward pass counts as two.")
     return lines
 
 

@@ -66,8 +66,7 @@ def find_prompt_file(dataset_dir: str | Path, split: str) -> Path:
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise InputError(
-            f"dataset folder {str(dataset_dir)!r} (data.dataset_dir) {what}; give a folder that holds {split}.txt or "
-            f"{split}.jsonl."
+            f"dataset folder {str(dataset_dir)!r} {what}; give a folder that holds a .txt or .jsonl file of each split."
         )
     found = [path for path in (folder / f"{split}.txt", folder / f"{split}.jsonl") if path.is_file()]
     if len(found) > 1:

@@ -63,7 +63,7 @@ class LogArguments(Section):
     save_total_limit: PositiveInt | None = option(None, "Keep only so many newest checkpoints; null: all.")
     save_model_only: bool = option(False, "Save weights without the state that exact resume needs.")
     monitor: bool = option(
-        True, "Measure the pictures of each cycle and warn where a statistic leaves its band while the reward rises."
+        True, "Measure the samples of each cycle and warn where a statistic leaves its band while the reward rises."
     )
     monitor_band: Annotated[float, Field(gt=0, le=6)] = option(
         3.5, "Half-width of the bands in standard errors of a smoothed mean over prompts; a wider one alarms less."

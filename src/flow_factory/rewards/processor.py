@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,17 @@ class RewardProcessor:
                 )
             group.sort(key=lambda sample: sample.member)
         return list(groups.values())
+
+    def window(self, source: str) -> int | None:
+        """How many samples of dataset `source` can be scored apart from the others with the calls they all would get.
+
+        Returns:
+            The smallest common multiple of the batch sizes; None if a groupwise reward judges the dataset.
+        """
+        models = [self.models[name] for name in self.names_for(source)]
+        if any(isinstance(model, GroupwiseRewardModel) for model in models):
+            return None
+        return math.lcm(*(model.config.batch_size for model in models))
 
     def score_chunk(self, name: str, samples: Sequence[BaseSample]) -> list[float | None]:
         """One call of one reward; touches no sample. Callable from several threads.

@@ -1,4 +1,4 @@
-"""Reward hacking made visible: statistics of each cycle's pictures against the band of the first cycle.
+"""Reward hacking made visible: statistics of each cycle's samples against the band of the first cycle.
 
 The first cycle is sampled before any update. For each statistic x its P groups give a mean m and a standard deviation
 s over groups, which is mostly that of the prompts. A later cycle has other prompts, so even a policy that does not
@@ -30,13 +30,15 @@ RESOLUTION = 1e-3
 """Smallest half-width of a band, in the statistics' own units: below it there is nothing to be seen in a picture."""
 
 _REWARD = "reward"
-# Statistic to what a picture looks like when it is too low, and when it is too high.
+# Statistic to what samples are like when it is too low, and when it is too high.
 _LOOKS: dict[str, tuple[str, str]] = {
     "brightness": ("dark", "washed out or overexposed"),
     "saturation": ("gray", "lurid"),
     "contrast": ("flat", "harsh"),
     "edge_energy": ("blurred or empty", "grainy, sharpened or full of small things"),
     "high_frequency_ratio": ("blurred or empty", "noisy, or textured by a fine pattern"),
+    "motion": ("frozen, or slower than they should be", "flickering, jerky or hurried"),
+    "loudness": ("silent or faint", "overdriven or full of noise"),
     "diversity": ("all alike within a group", "unlike each other where they were not, for example noise"),
     "diversity_relative": ("all alike within a group", "unlike each other where they were not, for example noise"),
 }
@@ -123,7 +125,7 @@ class Alarm:
         """What to look at."""
         look = _LOOKS.get(self.statistic, ("unlike the first cycle's", "unlike the first cycle's"))
         return (
-            f"look at the newest pictures: are they {look[self.value > self.high]}? If they are, the reward is being "
+            f"look at the newest samples: are they {look[self.value > self.high]}? If they are, the reward is being "
             f"gamed (guidance/rewards.md, 'Reward hacking')"
         )
 

@@ -1,6 +1,6 @@
 """Rewards of a model on datasets, with confidence intervals; of a run also against its base model, from the same noise.
 
-It samples as evaluations in training do (`evaluation.generate_panel`: same prompts, noise, batches and solver), so
+It samples as evaluations in training do (`panels.generate_panel`: same prompts, noise, batches and solver), so
 member 0 shows what those show. Every row of a dataset counts once: nothing is padded.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flow_factory.data_utils.loaders import EvalLoader, build_eval_loader
 from flow_factory.distributed import Comm
@@ -21,16 +22,11 @@ from flow_factory.rewards.build import check_rewards, check_sample_class
 from flow_factory.rewards.intervals import LEVEL, RESAMPLES, Interval, bootstrap_mean
 from flow_factory.rewards.processor import RewardProcessor
 from flow_factory.samples import BaseSample
-from flow_factory.samples.statistics import (
-    PICTURE_STATISTICS,
-    group_diversity,
-    sample_frames,
-    sample_statistics,
-    thumbnails,
-)
+from flow_factory.samples.measures import columns_by_name
+from flow_factory.samples.statistics import group_diversity, sample_frames, thumbnails
 from flow_factory.trainers import setup
-from flow_factory.trainers.evaluation import generate_panel
 from flow_factory.trainers.inference import InferenceModel, Variant
+from flow_factory.trainers.panels import PanelScorer, Scored, generate_panel, statistics_of
 
 METHOD = (
     f"percentile bootstrap over prompts, {LEVEL:.0%}, {RESAMPLES} resamples, seed 0; all samples of a prompt are drawn "
@@ -141,42 +137,51 @@ def _evaluate(
 ) -> list[Row]:
     """All ranks' rows of one dataset under one variant, sorted by row and member."""
     rollout = setup.build_eval_plan(config, model.adapter, dataset)
-    samples: list[BaseSample] = []
-    with model.use(variant):
-        for member in range(plan.samples_per_prompt):
-            samples += generate_panel(
-                model.adapter, loader, rollout, plan.seed, config.eval_args.solver, member=member, advance=advance
-            )
+    small: list[Tensor | None] = []
+
+    def look(samples: Sequence[BaseSample]) -> None:
+        frames = [sample_frames(sample) for sample in samples]
+        small.extend(None if shown is None else thumbnails(shown).flatten() for shown in frames)
+
+    scorer = PanelScorer(processor, dataset, look)
     with comm.together():
-        processor.score(samples)
-    statistics_of = _picture_statistics(samples)
+        with model.use(variant):
+            for member in range(plan.samples_per_prompt):
+                for samples in generate_panel(
+                    model.adapter, loader, rollout, plan.seed, config.eval_args.solver, member=member
+                ):
+                    scorer.add(samples)
+                    advance(len(samples))
+        scored = scorer.finish()
     own = [
         [s.index, s.member, s.group_id, s.prompt, {**s.rewards, **extra}]
-        for s, extra in zip(samples, statistics_of, strict=True)
+        for s, extra in zip(scored, _picture_statistics(scored, small), strict=True)
     ]
     rows = [Row(*entry) for rank in comm.gather_objects(own) for entry in rank]
     return sorted(rows, key=lambda row: (row.index, row.member))
 
 
-def _picture_statistics(samples: Sequence[BaseSample]) -> list[dict[str, float]]:
+def _picture_statistics(scored: Sequence[Scored], small: Sequence[Tensor | None]) -> list[dict[str, float]]:
     """Brightness and the like of each sample, and the diversity of its prompt's samples; empty without pictures.
 
     All samples of a prompt are on one rank.
+
+    Args:
+        scored: The samples.
+        small: Their thumbnails; None for a sample without pictures.
     """
-    frames = [sample_frames(sample) for sample in samples]
-    if not samples or any(f is None for f in frames):
-        return [{} for _ in samples]
-    shown = [f for f in frames if f is not None]
-    table = sample_statistics(shown).tolist()
-    found = [{f"picture/{name}": value for name, value in zip(PICTURE_STATISTICS, row, strict=True)} for row in table]
-    groups: dict[int, list[int]] = defaultdict(list)
-    for number, sample in enumerate(samples):
-        groups[sample.index].append(number)
+    columns = columns_by_name(statistics_of(scored))
+    found = [{f"picture/{name}": values[number] for name, values in columns.items()} for number in range(len(scored))]
+    groups: dict[int, list[tuple[int, Tensor]]] = defaultdict(list)
+    for number, (sample, shown) in enumerate(zip(scored, small, strict=True)):
+        if shown is not None:
+            groups[sample.index].append((number, shown))
     for members in groups.values():
         if len(members) > 1:
-            small = torch.stack([thumbnails(shown[number]).flatten() for number in members])
-            diversity = group_diversity(small)  # frame by frame, as the monitor of a run measures it
-            for number in members:
+            diversity = group_diversity(
+                torch.stack([shown for _, shown in members])
+            )  # as the monitor of a run measures
+            for number, _ in members:
                 found[number]["picture/diversity"] = diversity
     return found
 

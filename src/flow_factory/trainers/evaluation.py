@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from flow_factory.data_utils.conditions import PromptBatch
 from flow_factory.data_utils.loaders import EvalLoader, build_eval_loaders
 from flow_factory.distributed import Comm
 from flow_factory.hparams import Arguments
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.rewards.processor import RewardProcessor
-from flow_factory.samples import BaseSample, NoiseKey
+from flow_factory.samples import BaseSample
+from flow_factory.tracking.previews import Preview
 from flow_factory.tracking.tracker import Tracker
 from flow_factory.trainers.drivers import CycleDropped
 from flow_factory.trainers.monitoring import measure_dataset
-from flow_factory.trainers.rollouts import RolloutPlan, rollout_batch
-from flow_factory.trainers.sheets import SampleSheets
+from flow_factory.trainers.panels import PanelScorer, Scored, generate_panel, statistics_of
+from flow_factory.trainers.rollouts import RolloutPlan
+from flow_factory.trainers.sheets import SampleSheets, Shown
 
 
 @dataclass
@@ -108,15 +109,11 @@ class Evaluator:
         means: dict[str, float] = {}
         measured: dict[str, float] = {}
         for name in self.loaders:
-            samples = self.generate(name, should_stop)
-            # Ranks may have different numbers of batches, so they talk only when all are through.
-            if self.comm.any_true(should_stop()):
-                raise CycleDropped
-            self.processor.score(samples)
-            means.update(self._means(name, samples))
+            scored, shown = self._score(name, should_stop)
+            means.update(self._means(name, scored))
             if self.monitor:
-                measured.update(measure_dataset(name, samples, self.comm))
-            self.sheets.save(name, samples, epoch)
+                measured.update(measure_dataset(name, statistics_of(scored), self.comm))
+            self.sheets.save(name, shown, epoch)
         self.tracker.log_evaluation(epoch, step, means)
         if measured:
             self.tracker.log(measured, step, kind="eval_monitor")
@@ -127,17 +124,31 @@ class Evaluator:
         if self.owns_rewards:
             self.processor.close()
 
-    def generate(self, name: str, should_stop: Callable[[], bool] = lambda: False) -> list[BaseSample]:
-        """This rank's share of a dataset's samples, in the order of its prompts; cut short by `should_stop`."""
-        loader, plan = self.loaders[name], self.plans[name]
-        self.adapter.eval()
+    def _score(self, name: str, should_stop: Callable[[], bool]) -> tuple[list[Scored], Shown]:
+        """This rank's share of a dataset, in the order of its prompts, and what will be shown of the first ones."""
+        shown: dict[int, tuple[str, Preview]] = {}
+        scorer = PanelScorer(
+            self.processor, name, lambda samples: shown.update(self.sheets.preview(samples)), self.monitor
+        )
         weights = self.adapter.snapshot("ema") if "ema" in self.adapter.weights.snapshots else nullcontext()
-        with weights, self.tracker.progress(f"evaluate {name}", total=loader.num_local) as advance:
-            return generate_panel(
-                self.adapter, loader, plan, self.seed, self.solver, advance=advance, should_stop=should_stop
-            )
+        progress = self.tracker.progress(f"evaluate {name}", total=self.loaders[name].num_local)
+        # Ranks may have different numbers of batches, so they talk only when all are through.
+        with self.comm.together(), weights, progress as advance:
+            for samples in self.generate(name, should_stop):
+                scorer.add(samples)
+                advance(len(samples))
+        if self.comm.any_true(should_stop()):
+            raise CycleDropped
+        with self.comm.together():
+            return scorer.finish(), shown
 
-    def _means(self, name: str, samples: list[BaseSample]) -> dict[str, float]:
+    def generate(self, name: str, should_stop: Callable[[], bool] = lambda: False) -> Iterator[list[BaseSample]]:
+        """This rank's share of a dataset's samples under the active weights, batch by batch, until `should_stop`."""
+        self.adapter.eval()
+        loader, plan = self.loaders[name], self.plans[name]
+        return generate_panel(self.adapter, loader, plan, self.seed, self.solver, should_stop=should_stop)
+
+    def _means(self, name: str, samples: Sequence[Scored]) -> dict[str, float]:
         """Means over all ranks, which hold disjoint prompts; failed scores are left out."""
         means: dict[str, float] = {}
         for reward in self.processor.names_for(name):
@@ -146,44 +157,3 @@ class Evaluator:
             if rows.numel():
                 means[f"{name}/{reward}"] = rows.mean().item()
         return means
-
-
-def generate_panel(
-    adapter: BaseAdapter,
-    loader: Iterable[PromptBatch],
-    plan: RolloutPlan,
-    seed: int,
-    solver: Literal["pipeline", "dynamics"],
-    *,
-    member: int = 0,
-    advance: Callable[[int], None] = lambda count: None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> list[BaseSample]:
-    """One sample of every prompt of a loader under the active weights: what training's evaluation and `eval` share.
-
-    The noise of a sample depends on (seed, index of its prompt, member) alone, so it is the same for any weights, batch
-    size and number of processes.
-
-    Args:
-        adapter: The model.
-        loader: This rank's batches of prompts.
-        plan: How they are sampled.
-        seed: Evaluation seed.
-        solver: "pipeline" or "dynamics".
-        member: Which of several samples of a prompt; training's evaluation makes member 0.
-        advance: Called with the number of new samples after each batch.
-        should_stop: Asked before each batch; true cuts the list short.
-    """
-    samples: list[BaseSample] = []
-    with torch.no_grad():
-        for batch in loader:
-            if should_stop():
-                break
-            batch = replace(batch, members=(member,) * len(batch))
-            keys = [NoiseKey(seed, 0, record.index, member) for record in batch.records]
-            new = rollout_batch(
-                adapter, batch, plan, keys, compute_log_prob=False, trajectory_indices=(), solver=solver
-            )
-            samples.extend(new)
-            advance(len(new))
-    return samples

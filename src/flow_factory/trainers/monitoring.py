@@ -16,13 +16,8 @@ from torch import Tensor
 from flow_factory.distributed import Comm
 from flow_factory.errors import RunError
 from flow_factory.samples import BaseSample
-from flow_factory.samples.statistics import (
-    PICTURE_STATISTICS,
-    group_diversity,
-    sample_frames,
-    sample_statistics,
-    thumbnails,
-)
+from flow_factory.samples.measures import columns_by_name, measure_samples
+from flow_factory.samples.statistics import group_diversity, sample_frames, thumbnails
 from flow_factory.tracking.monitors import HackingMonitor, mean_of
 
 if TYPE_CHECKING:
@@ -65,9 +60,8 @@ def measure_groups(samples: Sequence[BaseSample], comm: Comm, weights_of: Reward
     """
     with comm.together():
         shown = [(s, f) for s in samples if (f := sample_frames(s)) is not None]
-        frames = [f for _, f in shown]
-        columns = sample_statistics(frames)
-        small = [thumbnails(f).flatten() for f in frames]
+        columns = measure_samples([s for s, _ in shown])
+        small = [thumbnails(f).flatten() for _, f in shown]
         keys = [[s.source_id, s.group_id, s.member, _total_reward(s, weights_of)] for s, _ in shown]
     everyone = [(*key, len(small[0])) for key in keys] if small else []
     rows = [row for rank in comm.gather_objects(everyone) for row in rank]
@@ -86,8 +80,10 @@ def measure_groups(samples: Sequence[BaseSample], comm: Comm, weights_of: Reward
 
 
 def _tabulate(columns: Tensor, small: Tensor, groups: Sequence[Sequence[int]]) -> dict[str, list[float]]:
-    means = [[mean_of(column) for column in columns[list(members)].T.tolist()] for members in groups]
-    statistics = {name: [row[k] for row in means] for k, name in enumerate(PICTURE_STATISTICS)}
+    statistics = {
+        name: [mean_of([values[i] for i in members]) for members in groups]
+        for name, values in columns_by_name(columns).items()
+    }
     several = [small[list(members)] for members in groups if len(members) > 1]
     if several:
         statistics["diversity"] = [group_diversity(members, "rms") for members in several]
@@ -95,18 +91,18 @@ def _tabulate(columns: Tensor, small: Tensor, groups: Sequence[Sequence[int]]) -
     return statistics
 
 
-def measure_dataset(name: str, samples: Sequence[BaseSample], comm: Comm) -> dict[str, float]:
-    """`<dataset>/monitor/<statistic>` of an evaluation set: the mean over its pictures on all ranks.
+def measure_dataset(name: str, rows: Tensor, comm: Comm) -> dict[str, float]:
+    """`<dataset>/monitor/<statistic>` of an evaluation set: the mean over its samples on all ranks.
 
     There is no diversity, as an evaluation shows one sample of each prompt.
+
+    Args:
+        name: The dataset.
+        rows: Of this rank's samples, as from `measure_samples`.
+        comm: Process group.
     """
-    with comm.together():
-        columns = sample_statistics([f for s in samples if (f := sample_frames(s)) is not None])
-    columns = comm.gather_rows(columns)
-    if not columns.shape[0]:
-        return {}
-    means = [mean_of(column) for column in columns.T.tolist()]
-    return {f"{name}/monitor/{key}": mean for key, mean in zip(PICTURE_STATISTICS, means, strict=True)}
+    columns = columns_by_name(comm.gather_rows(rows))
+    return {f"{name}/monitor/{key}": mean_of(values) for key, values in columns.items()}
 
 
 class SampleWatch:

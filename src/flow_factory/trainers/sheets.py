@@ -53,16 +53,33 @@ class SampleSheets:
         self._limit = limit
         self._warned = False
 
-    def save(self, name: str, samples: Sequence[BaseSample], epoch: int) -> None:
+    def preview(self, samples: Sequence[BaseSample]) -> dict[int, tuple[str, Preview]]:
+        """What will be shown of some of this rank's samples: an entry of `Shown` for each of the first prompts.
+
+        Args:
+            samples: With decoded media, which are not needed afterwards; those without pictures are left out.
+        """
+        samples = [sample for sample in samples if sample.index < self._limit]
+        suffix = "mp4" if any(isinstance(sample, VideoSample) for sample in samples) else ""
+        try:
+            if suffix:
+                require_video_encoder()
+        except InputError as error:
+            suffix = "wav"
+            if not self._warned:
+                self._warned = True
+                logger.warning("evaluations save sheets of frames, but no videos: %s", error)
+        found = ((sample, preview_of(sample, frozenset({suffix}))) for sample in samples)
+        return {sample.index: (sample.prompt, preview) for sample, preview in found if preview is not None}
+
+    def save(self, name: str, own: Shown, epoch: int) -> None:
         """Saves what the first prompts of a dataset have become. Called by all ranks.
 
         Args:
             name: The dataset.
-            samples: This rank's samples, with decoded media; those without pictures are left out.
+            own: What `preview` made of this rank's samples.
             epoch: Finished cycles.
         """
-        with self._comm.together():
-            own = self._previews([sample for sample in samples if sample.index < self._limit])
         shown = self._gather(own)
         if not shown or not self._comm.is_main:
             return
@@ -77,19 +94,6 @@ class SampleSheets:
             _save_pictures(shown, first)
         elif first.exists():
             _save_comparison(shown, _load_pictures(first), epoch, folder / "before_after.png")
-
-    def _previews(self, samples: Sequence[BaseSample]) -> Shown:
-        suffix = "mp4" if any(isinstance(sample, VideoSample) for sample in samples) else ""
-        try:
-            if suffix:
-                require_video_encoder()
-        except InputError as error:
-            suffix = "wav"
-            if not self._warned:
-                self._warned = True
-                logger.warning("evaluations save sheets of frames, but no videos: %s", error)
-        found = ((sample, preview_of(sample, frozenset({suffix}))) for sample in samples)
-        return {sample.index: (sample.prompt, preview) for sample, preview in found if preview is not None}
 
     def _gather(self, own: Shown) -> Shown:
         """The previews of all ranks, on every rank."""

@@ -12,7 +12,7 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "reward",
         "Reward",
-        "What the policy is trained on: scores of the pictures of each cycle's rollout, before its updates.",
+        "What the policy is trained on: scores of the samples of each cycle's rollout, before its updates.",
     ),
     (
         "evaluation",
@@ -24,8 +24,8 @@ SECTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "monitors",
         "Monitors for reward hacking",
-        "Statistics of the pictures that no reward asked to change. A reward that climbs while one of them runs away "
-        "may be cheated: look at the pictures.",
+        "Statistics of the samples that no reward asked to change. A reward that climbs while one of them runs away "
+        "may be cheated: look at the samples.",
     ),
     ("time", "Time", "Where the wall clock goes."),
     ("other", "Other numbers", "Everything else that the run logged."),
@@ -57,7 +57,7 @@ KNOWN: tuple[Quantity, ...] = (
         "reward/group_std",
         "reward",
         "Spread within a group",
-        "Standard deviation of the reward among the pictures of one prompt, mean over prompts. What is compared with "
+        "Standard deviation of the reward among the samples of one prompt, mean over prompts. What is compared with "
         "each other lives here: at zero nothing can be learned.",
     ),
     Quantity(
@@ -65,7 +65,7 @@ KNOWN: tuple[Quantity, ...] = (
         "reward/zero_std_ratio",
         "reward",
         "Groups without spread",
-        "Share of prompts whose pictures all got the same reward; they teach nothing.",
+        "Share of prompts whose samples all got the same reward; they teach nothing.",
     ),
     Quantity(
         "cycle", "reward/failed_ratio", "reward", "Failed scores", "Share of samples that a reward could not score."

@@ -20,7 +20,7 @@ COLOURS = 8
 DASHES = 4
 # Series up to this length show their points.
 _MARKED = 64
-_CHARACTER = 6.4  # width of a figure at the size of the axis labels
+_CHARACTER = 7.7  # width of a figure at the size of the axis labels, in the widest of usual fonts (DejaVu Sans)
 
 
 @dataclass(frozen=True)

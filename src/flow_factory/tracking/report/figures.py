@@ -171,7 +171,7 @@ def _total_figure(runs: Sequence[RunRecord], prefix: str, label: str) -> Figure:
     lines = _rewards(_per_run(runs, total, "reward"))
     about = "Weighted sum of the rewards, mean over the cycle's samples."
     if any(line.series.has_band for line in lines):
-        about += " The band is one standard deviation within a group (the pictures of one prompt) to each side."
+        about += " The band is one standard deviation within a group (the samples of one prompt) to each side."
     return _figure("reward", f"{label}reward" if label else "Reward", about, lines)
 
 

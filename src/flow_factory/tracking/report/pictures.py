@@ -106,13 +106,15 @@ def galleries(runs: Sequence[RunRecord], page_folder: Path, limit: int = GRID_LI
         [
             Gallery(
                 dataset,
-                tuple(_picture(grid, dataset, prompts, embedded, page_folder) for grid in grids),
+                tuple(_picture(grid, dataset, noun, prompts, embedded, page_folder) for grid in grids),
                 prompts,
                 len(run.grids[dataset]),
-                makes_videos(run) or any(file.path.suffix == ".mp4" for grid in grids for file in grid.players),
+                of_videos,
             )
             for dataset, grids in of_run.items()
             for prompts in [tuple(run.captions.get(dataset, ()))]
+            for of_videos in [makes_videos(run) or any(f.path.suffix == ".mp4" for grid in grids for f in grid.players)]
+            for noun in ["Videos" if of_videos else "Pictures"]
         ]
         for run, of_run in zip(runs, chosen, strict=True)
     ]
@@ -131,7 +133,7 @@ def _by_rank(galleries: Sequence[Sequence[GridFile]]) -> list[PlayFile]:
 
 
 def _picture(
-    grid: GridFile, dataset: str, prompts: tuple[str, ...], embedded: frozenset[Path], page_folder: Path
+    grid: GridFile, dataset: str, noun: str, prompts: tuple[str, ...], embedded: frozenset[Path], page_folder: Path
 ) -> Picture:
     content = grid.path.read_bytes()
     kind, size, scaled = "png", grid.size, False
@@ -140,7 +142,7 @@ def _picture(
         kind, scaled = "jpeg", True
     uri = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
     when = "before training" if grid.cycle == 0 else f"after cycle {grid.cycle}"
-    alt = f"Pictures of the evaluation set {dataset} {when}"
+    alt = f"{noun} of the evaluation set {dataset} {when}"
     if prompts:
         more = ", ..." if len(prompts) > _NAMED_PROMPTS else ""
         alt += f", for the prompts: {'; '.join(prompts[:_NAMED_PROMPTS])}{more}"

@@ -39,6 +39,8 @@ from flow_factory.trainers.planning.report import (
     MemoryPart,
     Place,
     RunPlan,
+    counted,
+    counted_media,
     unknown_part,
 )
 from flow_factory.trainers.registry import get_trainer_class
@@ -84,6 +86,11 @@ def _quiet_libraries() -> Iterator[None]:
     finally:
         for engine, level in zip(engines, before, strict=True):
             engine.set_verbosity(level)
+
+
+def _frames(generation: Any) -> int | None:
+    """Frames of what is made with these fields; None for pictures."""
+    return getattr(generation, "num_frames", None)
 
 
 class _Planner:
@@ -228,15 +235,23 @@ class _Planner:
             per_sample += len(plan.window) * elements * torch.float32.itemsize * stores
         samples = geometry.samples_per_cycle // geometry.world_size
         place: Place = "host" if arguments.offload_samples_to_cpu and self.device_type != "cpu" else "device"
-        note = (
-            f"final latents of {samples} samples" if not plan.window else f"up to {kept} latents of {samples} samples"
-        )
+        which = "final latents" if not plan.window else f"up to {kept} latents"
+        note = f"{which} of {counted(samples, 'sample')}"
         self.parts.append(MemoryPart("samples of a cycle", samples * per_sample, place, note=note))
+        frames, size = _frames(plan.generation), (plan.height, plan.width)
+        made = MemoryPart(
+            "decoded samples",
+            samples * (frames or 1) * 3 * math.prod(size),
+            "host",
+            estimate=True,
+            note=f"{counted_media(samples, size, frames)}, a byte a value",
+        )
+        self.parts.append(made)
 
     def _prediction_parts(self, what: str, batch: Batch, plan: RolloutPlan, step: int) -> None:
         runs = self.runs
         times = plan.grid.times(step, batch.count, _CPU)
-        note = f"{batch.count} samples of {plan.height} x {plan.width}"
+        note = counted_media(batch.count, (plan.height, plan.width), _frames(plan.generation))
         if batch.condition is None:
             self.parts.append(unknown_part(f"{what}: prediction", self.encodings.problem))
         else:
@@ -275,7 +290,8 @@ class _Planner:
         except UnknownShapesError as error:
             self.parts.append(unknown_part("activations", str(error)))
             return Activations(0, problem=str(error))
-        note = f"{rows} rows for {samples} samples, {'with' if configured else 'without'} gradient checkpointing"
+        how = "with" if configured else "without"
+        note = f"{counted(rows, 'row')} for {counted(samples, 'sample')}, {how} gradient checkpointing"
         size = again if configured else plain
         self.parts.append(MemoryPart("activations", size, always=False, estimate=True, note=note))
         return Activations(rows, plain, again, blocks)
@@ -303,8 +319,10 @@ class _Planner:
         if self.algorithm is not None:
             counted = self.algorithm.count(facts)
             cycle = CycleRows(0, counted.frozen, counted.trained)
-        media = [torch.zeros(3, *prompts.size, dtype=torch.uint8)] * stored.batch
-        note = f"{stored.batch} media of {prompts.size[0]} x {prompts.size[1]}"
+        frames = _frames(config.train_generation)
+        shape = (3, *prompts.size) if frames is None else (frames, 3, *prompts.size)
+        media = [torch.zeros(shape, dtype=torch.uint8)] * stored.batch
+        note = counted_media(stored.batch, prompts.size, frames)
         self.parts.append(memory.traced_part("VAE encode", note, lambda: self.runs.encode_media(media)))
         arms = 1 if self.algorithm is None else self.algorithm.arms
         activations = self._training_part(batch, grid.times(0, stored.batch, _CPU), guidance, arms)

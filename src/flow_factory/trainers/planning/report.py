@@ -59,6 +59,19 @@ def unknown_part(name: str, problem: str) -> MemoryPart:
     return MemoryPart(name, None, always=False, estimate=True, note=f"not known: {problem}")
 
 
+def counted(number: int, what: str) -> str:
+    """A number with a noun, such as "1 picture" or "1,200 rows"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def counted_media(number: int, size: tuple[int, int], frames: int | None) -> str:
+    """So many pictures, or videos of so many frames, of a height and a width."""
+    shape = f"{size[0]} x {size[1]}"
+    if frames is None:
+        return f"{counted(number, 'picture')} of {shape}"
+    return f"{counted(number, 'video')} of {counted(frames, 'frame')} of {shape}"
+
+
 @dataclass(frozen=True)
 class Activations:
     """What a differentiated prediction of a micro-batch holds for its backward pass: an estimate.
