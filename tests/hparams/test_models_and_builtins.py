@@ -63,6 +63,15 @@ def test_sizes_are_read_from_a_local_checkpoint(tmp_path: Path) -> None:
     assert "[64, 60] of sd3-5 must be a multiple of 8 in height and width, e.g. [64, 64]" in str(found.problems[0])
     found = inspect_local_model(load({"model": {"model_name_or_path": str(folder)}, "train": {"resolution": 8}}))
     assert found.problems == [] and "below 16" in found.warnings[0]
+    own = {"datasets": [{"dataset_dir": "a", "eval": {"resolution": [64, 60]}}]}
+    found = inspect_local_model(
+        load(
+            {"model": {"model_name_or_path": str(folder)}, "train": {"resolution": 64}}
+            | {"data": {"dataset_dir": "data", **own}}
+        )
+    )
+    (problem,) = found.problems
+    assert problem.path == ("data", "datasets", 0, "eval", "resolution") and "multiple of 8" in problem.message
     found = inspect_local_model(load({"train": {"resolution": 128}}))
     assert found.folder is None and "train.resolution [128, 128] is below 256" in found.warnings[0]
 

@@ -312,7 +312,7 @@ class _StaticChecker:
         else:
             candidates = "those that the model's grid allows, resolved when it is loaded"
         count = "all" if scheduler.num_sde_steps is None else str(scheduler.num_sde_steps)
-        length = training.num_inference_steps - self.config.spec.uncounted_steps
+        length = self.config.spec.rollout_steps(training.num_inference_steps, self.config.train_generation)
         self.report.lines.append(
             f"steps: {length} ({scheduler.dynamics_type}, noise {scheduler.noise_level:g}); "
             f"{count} stochastic per cycle ({scheduler.sde_window}) of {candidates}"

@@ -12,7 +12,8 @@ from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import Arguments
 from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.hparams.cross_checks import guided_scales
-from flow_factory.hparams.errors import FieldError, Problem
+from flow_factory.hparams.errors import FieldError, Problem, show_path
+from flow_factory.hparams.errors import Path as ConfigPath
 from flow_factory.hparams.models import ModelSpec, get_model_spec, model_keys
 
 _NAME = ("model", "model_name_or_path")
@@ -49,11 +50,12 @@ def inspect_local_model(config: Arguments) -> LocalModel:
             if path[0] == "train" or config.eval_args.eval_freq:
                 message = f"is {scale}, but {found.folder} is a {spec.key} without guidance; use 1."
                 found.problems.append(Problem(path, message, config.origins.place(path)))
-    sizes = [
-        (("train", "resolution"), config.training_args.resolution),
-        (("eval", "resolution"), config.eval_args.resolution if config.eval_args.eval_freq else None),
-    ]
-    for path, size in sizes:
+    sizes: dict[ConfigPath, tuple[int, int] | None] = {("train", "resolution"): config.training_args.resolution}
+    if config.eval_args.eval_freq:
+        sizes["eval", "resolution"] = config.eval_args.resolution
+        for index, own in config.data_args.evaluations().items():
+            sizes["data", "datasets", index, "eval", "resolution"] = own.resolution
+    for path, size in sizes.items():
         if size is None:
             continue
         try:
@@ -63,7 +65,7 @@ def inspect_local_model(config: Arguments) -> LocalModel:
         floor = spec.floor(found.folder)
         if min(size) < floor:
             found.warnings.append(
-                f"{'.'.join(path)} {list(size)} is below {floor}, the smallest side that {spec.key} draws well."
+                f"{show_path(path)} {list(size)} is below {floor}, the smallest side that {spec.key} draws well."
             )
     found.problems += [*_lacking(config, found.folder), *unfit_fields(config, found.folder)]
     return found

@@ -146,4 +146,5 @@ VIDEO_TO_VIDEO = ModelSpec(
     size_factor=size_factor,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
+    share_field="strength",
 )
