@@ -14,7 +14,9 @@ from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
 from flow_factory.data_utils.condition_cache import condition_key
 from flow_factory.data_utils.loaders import build_eval_loader
 from flow_factory.data_utils.media_files import load_media, read_audio, read_media, read_video
+from flow_factory.data_utils.media_headers import check_media_headers
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord
+from flow_factory.data_utils.prompt_files import MediaRef, PromptRow
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
 from flow_factory.samples import (
@@ -164,3 +166,26 @@ def test_batches_of_text_carry_no_inputs(tmp_path: Path) -> None:
     config = run_config([dataset(tmp_path / "data")], tmp_path / "cache")
     loader = build_eval_loader(config, adapter, Comm.single(), config.data_args.sources()[0])  # type: ignore[arg-type]
     assert next(iter(loader)).inputs is None
+
+
+@pytest.mark.parametrize(
+    ("modality", "good", "wrong"),
+    [
+        (Modality.IMAGE, "picture.png", ("video.mkv", "tone.wav", "empty", "text")),
+        (Modality.VIDEO, "video.mkv", ("tone.wav", "empty", "text")),
+        (Modality.AUDIO, "tone.wav", ("picture.png", "video.mkv", "empty", "text")),
+    ],
+)
+def test_check_opens_files_of_each_kind(tmp_path: Path, modality: Modality, good: str, wrong: tuple[str, ...]) -> None:
+    """A file of another kind is found before a model is loaded, and not when its row is encoded."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "picture.png")
+    write_video(tmp_path / "video.mkv")
+    write_tone(tmp_path / "tone.wav")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "text").write_text("no picture")
+    folders = dict.fromkeys(Modality, tmp_path)
+    check_media_headers([PromptRow("a", media=(MediaRef("x", modality, good),), line=1)], folders, "train.jsonl")
+    for name in wrong:
+        rows = [PromptRow("a", media=(MediaRef("x", modality, file),), line=n) for n, file in enumerate((good, name))]
+        with pytest.raises(InputError, match=rf"train\.jsonl:1: .*{name} .*replace the file"):
+            check_media_headers(rows, folders, "train.jsonl")

@@ -149,3 +149,13 @@ def test_encoded_bytes_are_read_as_their_file_is(tmp_path: Path) -> None:
 def test_shapes_agree_to_a_hundredth() -> None:
     assert same_shape((100, 200), (512, 1024)) and same_shape((1000, 1000), (1000, 1009))
     assert not same_shape((1000, 1000), (1000, 1011)) and not same_shape((100, 200), (200, 100))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_greys_of_32_bits_have_no_brightness(tmp_path: Path, mode: str) -> None:
+    """PIL clips them: floats of 0 to 1 would be a black picture, and whole numbers above 255 a white one."""
+    path = tmp_path / "grey.tiff"
+    Image.new(mode, (12, 20), 1).save(path)
+    for read in (read_image, image_size):
+        with pytest.raises(InputError, match=r"x:3: .*grey\.tiff has greys of 32 bits.*save it with 8 or 16 bits"):
+            read(path, "x:3")

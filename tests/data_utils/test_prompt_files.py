@@ -132,9 +132,9 @@ def test_required_media_slot(tmp_path: Path) -> None:
 
 def test_slots_by_name(tmp_path: Path) -> None:
     """A generic column fills the only slot of its kind; with several, columns carry the slots' names."""
-    path = write_jsonl(tmp_path / "1", "train", [{"prompt": "a", "images": ["1", "2"], "last_frame": "kept"}])
+    path = write_jsonl(tmp_path / "1", "train", [{"prompt": "a", "images": ["1", "2"], "first": "kept"}])
     (row,) = read_prompts(path, IMAGE_MODEL)
-    assert [m.slot for m in row.media] == ["image", "image"] and row.metadata == {"last_frame": "kept"}
+    assert [m.slot for m in row.media] == ["image", "image"] and row.metadata == {"first": "kept"}
     path = write_jsonl(tmp_path / "2", "train", [{"prompt": "a", "images": ["1", "2", "3"]}])
     with pytest.raises(InputError, match="has 3 files; the model takes at most 2"):
         read_prompts(path, IMAGE_MODEL)
@@ -144,6 +144,15 @@ def test_slots_by_name(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "4", "train", [{"prompt": "a", "image": "1"}])
     with pytest.raises(InputError, match="could fill 'first_frame', 'last_frame'; name the column after the slot"):
         read_prompts(path, FRAMES_MODEL)
+
+
+@pytest.mark.parametrize("column", ["first_frame", "last_frame", "soundtrack"])
+def test_a_column_called_as_another_models_slot_is_no_metadata(tmp_path: Path, column: str) -> None:
+    """It would have no effect: a picture to start from, given to a model of text alone."""
+    path = write_jsonl(tmp_path, "train", [{"prompt": "a", "image": "1", column: "2"}])
+    with pytest.raises(InputError, match=rf'train\.jsonl:1: the model takes no "{column}"; it takes image, .*rename'):
+        read_prompts(path, IMAGE_MODEL)
+    assert read_prompts(path)[0].metadata == {column: "2"}, "without a model, nothing is known of its slots"
 
 
 def test_finding_the_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from flow_factory.hparams import (
     ConfigError,
     ModelSpec,
     check_world_size,
+    get_model_spec,
     load_config_from_mapping,
     register_model_spec,
 )
@@ -173,6 +174,46 @@ def test_guidance_on_a_model_that_has_none() -> None:
     assert (
         "unknown key" in problems_of(merged(model, {"train": {"max_sequence_length": 8}}))["train.max_sequence_length"]
     )
+
+
+def evaluated(**spec: Any) -> dict[str, Any]:
+    """Two datasets, the second with evaluation settings of its own."""
+    return {"data": {"datasets": [{"name": "a", "dataset_dir": "a"}, {"name": "b", "dataset_dir": "b", "eval": spec}]}}
+
+
+@pytest.mark.parametrize(
+    ("model", "spec", "field", "words"),
+    [
+        ("sd3-5", {"guidance_scale": -3}, "guidance_scale", "must be at least 0"),
+        ("minimax-h3-t2va", {"guidance_scale": 3}, "guidance_scale", "has no guidance; use 1"),
+        ("minimax-h3-t2va", {"num_inference_steps": 1}, "num_inference_steps", "takes 1 less: none; use at least 2"),
+        ("wan2_v2v", {"num_inference_steps": 1}, "num_inference_steps", "takes 0.8 of them: none; use at least 2"),
+    ],
+)
+def test_a_datasets_own_evaluation_is_checked_as_that_of_all(
+    model: str, spec: dict[str, Any], field: str, words: str
+) -> None:
+    batch = {"per_device_batch_size": get_model_spec(model).max_batch or 8}
+    changes = merged(evaluated(**spec), {"model": {"model_type": model}, "train": batch})
+    found = problems_of(changes)
+    assert words in found[f"data.datasets[1].eval.{field}"]
+    if "must be" not in words:
+        assert load(
+            merged(changes, {"eval": {"eval_freq": 0}} if "steps" in field else evaluated(**spec, enabled=False))
+        )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "number", "strength", "fewest"),
+    [("grpo", 4, 0.25, 8), ("grpo", 10, 0.19, 11), ("nft", 4, 0.2, 5), ("nft", 9, 0.1, 10)],
+)
+def test_a_rollout_that_starts_late_needs_more_steps(trainer: str, number: int, strength: float, fewest: int) -> None:
+    train = {"trainer_type": trainer, "num_inference_steps": number, "strength": strength}
+    changes: dict[str, Any] = {"model": {"model_type": "wan2_v2v"}, "train": train, "eval": {"eval_freq": 0}}
+    assert f"at least {fewest}." in problems_of(changes)["train.num_inference_steps"]
+    load(merged(changes, {"train": {"num_inference_steps": fewest}}))
+    with pytest.raises(ConfigError):
+        load(merged(changes, {"train": {"num_inference_steps": fewest - 1}}))
 
 
 def test_world_size_of_a_launcher_must_be_the_configured_one() -> None:

@@ -15,6 +15,7 @@ from flow_factory.hparams import (
     ModelSpec,
     builtin_names,
     get_model_spec,
+    model_keys,
     register_model_spec,
     resolve_builtin,
 )
@@ -23,6 +24,19 @@ from flow_factory.hparams.local_model import check_pipeline_folder, inspect_loca
 from flow_factory.hparams.models.sd3_5 import SPEC
 from tests.hparams.helpers import load
 
+READ_BY_SPECS = (
+    *(
+        "block_out_channels",
+        "encoder_block_out_channels",
+        "layers_per_block",
+        "patch_size",
+        "patch_size_t",
+        "sample_size",
+    ),
+    *("scale_factor_spatial", "scale_factor_temporal", "spatial_compression_ratio", "temporal_compression_ratio"),
+    *("spatial_downsample_factors", "temporal_downsample_factors", "clip_length", "temperal_downsample", "num_layers"),
+    *("spatio_temporal_scaling", "joint_attention_dim", "sample_rate", "mel_hop_length", "num_hidden_layers"),
+)
 COMPONENTS = ("transformer", "vae", "scheduler", "text_encoder", "tokenizer")
 
 
@@ -32,6 +46,7 @@ def make_folder(folder: Path, **changes: Any) -> Path:
     index.update(changes)
     for component in COMPONENTS:
         (folder / component).mkdir(parents=True, exist_ok=True)
+        (folder / component / "config.json").write_text("{}")
     (folder / "model_index.json").write_text(json.dumps({k: v for k, v in index.items() if v is not None}))
     (folder / "vae" / "config.json").write_text(json.dumps({"block_out_channels": [8, 8, 8]}))
     (folder / "transformer" / "config.json").write_text(json.dumps({"patch_size": 2, "sample_size": 16}))
@@ -63,6 +78,15 @@ def test_sizes_are_read_from_a_local_checkpoint(tmp_path: Path) -> None:
     assert "[64, 60] of sd3-5 must be a multiple of 8 in height and width, e.g. [64, 64]" in str(found.problems[0])
     found = inspect_local_model(load({"model": {"model_name_or_path": str(folder)}, "train": {"resolution": 8}}))
     assert found.problems == [] and "below 16" in found.warnings[0]
+    own = {"datasets": [{"dataset_dir": "a", "eval": {"resolution": [64, 60]}}]}
+    found = inspect_local_model(
+        load(
+            {"model": {"model_name_or_path": str(folder)}, "train": {"resolution": 64}}
+            | {"data": {"dataset_dir": "data", **own}}
+        )
+    )
+    (problem,) = found.problems
+    assert problem.path == ("data", "datasets", 0, "eval", "resolution") and "multiple of 8" in problem.message
     found = inspect_local_model(load({"train": {"resolution": 128}}))
     assert found.folder is None and "train.resolution [128, 128] is below 256" in found.warnings[0]
 
@@ -102,6 +126,10 @@ def test_a_hub_id_is_not_checked(tmp_path: Path) -> None:
         ({"_class_name": None}, "no _class_name"),
         ({"vae": None}, "lacks vae"),
         ({"text_encoder": [None, None]}, "lacks text_encoder"),
+        (
+            {"text_encoder_3": ["transformers", "T5EncoderModel"]},
+            "lacks text_encoder_3, which model_type 'sd3-5' needs",
+        ),
     ],
 )
 def test_folders_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
@@ -123,6 +151,57 @@ def test_a_damaged_configuration_of_a_component_is_named(tmp_path: Path, text: s
     (folder / "transformer" / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(InputError, match=r"transformer/config\.json .*download the checkpoint again"):
         check_pipeline_folder(folder, SPEC)
+
+
+def test_a_component_of_another_class_is_a_warning(tmp_path: Path) -> None:
+    """diffusers loads the index's class, and says nothing of the other."""
+    folder = make_folder(tmp_path, vae=["diffusers", "AutoencoderKL"])
+    (folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderDC", "block_out_channels": [8, 8, 8]}')
+    found = inspect_local_model(load({"model": {"model_name_or_path": str(folder)}}))
+    assert (
+        "calls vae a AutoencoderKL, and so it is loaded, but its own config.json is that of a AutoencoderDC"
+        in (found.warnings[0])
+    )
+
+
+def test_a_component_without_files_is_missing(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "tokenizer" / "config.json").unlink()
+    with pytest.raises(InputError, match="lacks tokenizer"):
+        check_pipeline_folder(folder, SPEC)
+
+
+@pytest.mark.parametrize("key", model_keys())
+@pytest.mark.parametrize("value", ["x", None, 0, []])
+def test_values_that_no_component_can_have_are_no_traceback(tmp_path: Path, key: str, value: Any) -> None:
+    """What is in a checkpoint is input as well: `check` asks the specs, which compute with it."""
+    spec = get_model_spec(key)
+    parts = {name for other in map(get_model_spec, model_keys()) for name in other.trainable_components}
+    parts |= {
+        *COMPONENTS,
+        "audio_vae",
+        "audio_scheduler",
+        "vocoder",
+        "connectors",
+        "guider",
+        "processor",
+        "tokenizer_2",
+    }
+    parts |= {"text_encoder_2", "image_encoder", "image_processor", "feature_extractor"}
+    for part in parts:
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "config.json").write_text(json.dumps(dict.fromkeys(READ_BY_SPECS, value)))
+    index = {"_class_name": spec.pipeline_class, **{part: ["diffusers", "X"] for part in parts}}
+    (tmp_path / spec.index_file).write_text(json.dumps(index))
+    model = {
+        "model_type": key,
+        "model_name_or_path": str(tmp_path),
+        "target_components": spec.trainable_components[0],
+    }
+    found = inspect_local_model(load({"model": model, "train": {"per_device_batch_size": spec.max_batch or 8}}))
+    if value is None and not isinstance(spec.size_factor, int):
+        (problem,) = found.problems
+        assert problem.path == ("model", "model_name_or_path") and f"that {key} cannot have" in problem.message
 
 
 def test_a_pipeline_of_another_known_model_names_that_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,20 @@ def test_a_weights_file_that_is_cut_off_is_named(tiny_sd3_dir: Path, tmp_path: P
     file = next((folder / weights).glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(InputError, match=rf"could not be loaded: .*{weights}.*safetensors is damaged .*copy it again"):
+        load_pipeline_class(StableDiffusion3Pipeline, folder)
+
+
+@pytest.mark.parametrize(("component", "key"), [("vae", "layers_per_block"), ("text_encoder", "num_hidden_layers")])
+def test_weights_that_a_file_lacks_are_not_drawn_at_random(
+    tiny_sd3_dir: Path, tmp_path: Path, component: str, key: str
+) -> None:
+    """transformers draws them with no more than a warning; diffusers leaves them without numbers."""
+    folder = tmp_path / "pipeline"
+    shutil.copytree(tiny_sd3_dir, folder)
+    file = folder / component / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, key: config[key] + 1}))
+    with pytest.raises(InputError, match=rf"could not be loaded: the weights in .*{component} lack \d+ tensor.*Copy"):
         load_pipeline_class(StableDiffusion3Pipeline, folder)
 
 

@@ -370,7 +370,11 @@ def test_a_rescaling_is_a_share(bench: Open, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("media", "message"),
-    [({}, "starts from one picture, but 0 came"), ({"image": (picture(0), picture(1))}, "one picture, but 2 came")],
+    [
+        ({}, "starts from one picture, but 0 came"),
+        ({"image": (picture(0), picture(1))}, "one picture, but 2 came"),
+        ({"image": (picture(0)[:, :1],)}, "is 1 x .* needs at least 2 x 2"),
+    ],
 )
 def test_pictures_that_do_not_fit(bench: Open, media: Media, message: str) -> None:
     own = bench("ltx2_i2av")

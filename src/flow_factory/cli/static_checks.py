@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flow_factory.advantage.registry import adv_estimator_path, list_adv_estimators
+from flow_factory.data_utils.media_headers import check_media_headers
 from flow_factory.data_utils.offline_plan import plan_offline_data
 from flow_factory.data_utils.prompt_files import (
     PromptRow,
@@ -196,6 +197,7 @@ class _StaticChecker:
             rows = read_prompts(file, self.config.spec.io)
             folders = media_folders(source.dataset_dir, source.image_dir, source.video_dir, source.audio_dir)
             check_media_files(rows, folders, file)
+            check_media_headers(rows, folders, file)
         except InputError as error:
             problem = Problem(path, str(error), self.config.origins.place(path))
             if str(problem) not in map(str, self.problems):
@@ -338,7 +340,7 @@ class _StaticChecker:
         else:
             candidates = "those that the model's grid allows, resolved when it is loaded"
         count = "all" if scheduler.num_sde_steps is None else str(scheduler.num_sde_steps)
-        length = training.num_inference_steps - self.config.spec.uncounted_steps
+        length = self.config.spec.rollout_steps(training.num_inference_steps, self.config.train_generation)
         self.report.lines.append(
             f"steps: {length} ({scheduler.dynamics_type}, noise {scheduler.noise_level:g}); "
             f"{count} stochastic per cycle ({scheduler.sde_window}) of {candidates}"

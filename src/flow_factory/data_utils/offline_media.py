@@ -43,11 +43,11 @@ def image_size(path: Path, place: str = "") -> Size:
         place: `file:line` that names it, for messages.
 
     Raises:
-        InputError: If the header cannot be read, or the file holds several pictures.
+        InputError: If the header cannot be read, or the file holds several pictures or greys of 32 bits.
     """
     try:
         with _opened(path) as image:
-            _check_single(image, path, place)
+            _check_readable(image, path, place)
             width, height = image.size
             turned = _orientation(image) in _TURNED_BY_A_QUARTER
     except _DAMAGE as error:
@@ -63,11 +63,11 @@ def read_image(source: Path | bytes, place: str = "") -> Image.Image:
         place: What names it, `file:line` for a file, for messages.
 
     Raises:
-        InputError: If it cannot be decoded to its end, or holds several pictures.
+        InputError: If it cannot be decoded to its end, or holds several pictures or greys of 32 bits.
     """
     try:
         with _opened(source) as image:
-            _check_single(image, source, place)
+            _check_readable(image, source, place)
             turned = _orientation(image) != _UPRIGHT
             image.load()
             return _to_rgb(ImageOps.exif_transpose(image) if turned else image)
@@ -100,7 +100,12 @@ def _opened(source: Path | bytes) -> Image.Image:
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
-def _check_single(image: Image.Image, source: Path | bytes, place: str) -> None:
+def _check_readable(image: Image.Image, source: Path | bytes, place: str) -> None:
+    if image.mode in ("I", "F"):  # PIL would clip them to 0 ... 255: white, or black
+        raise InputError(
+            f"{_subject(source, place)} has greys of 32 bits, of which nothing says how bright they are; "
+            f"save it with 8 or 16 bits."
+        )
     # Cameras write JPEGs with a preview behind the picture (MPO); viewers show the first.
     frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
     if frames > 1:

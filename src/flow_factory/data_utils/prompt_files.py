@@ -16,6 +16,7 @@ from typing import Any
 from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
 from flow_factory.data_utils.json_lines import decode_line, has_lone_surrogate, kind_of, numbered_lines, parse_object
 from flow_factory.errors import InputError
+from flow_factory.hparams.models import get_model_spec, model_keys
 
 MEDIA_KEYS: dict[str, Modality] = {
     key: modality
@@ -112,6 +113,7 @@ def read_prompts(path: str | Path, io: PipelineIOContract | None = None) -> list
     path = Path(path)
     parse = _parse_json if path.suffix == ".jsonl" else _parse_text
     rows = []
+    slots = set() if io is None else _slots_of_models() - {slot.name for slot in io.inputs}
     for number, raw in numbered_lines(path, "prompt file"):
         place = f"{path}:{number}"
         text = decode_line(raw, number, place)
@@ -119,6 +121,9 @@ def read_prompts(path: str | Path, io: PipelineIOContract | None = None) -> list
             raise InputError(f"{place}: a carriage return inside a line; end lines with a line feed (LF or CR LF).")
         if text:
             row = parse(text, number, place, io)
+            foreign = sorted(slots & row.metadata.keys())
+            if io is not None and foreign:
+                raise InputError(_not_taken(f'"{foreign[0]}"', place, io))
             _check_required(row, place, io)
             rows.append(row)
     if not rows:
@@ -212,15 +217,25 @@ def _slot_for(key: str, place: str, io: PipelineIOContract | None) -> MediaSlot:
         return MediaSlot(modality, modality.value, required=False, max_items=None)
     slots = [slot for slot in io.inputs if slot.modality is modality]
     if not slots:
-        takes = ", ".join(sorted(slot.name for slot in io.inputs)) or "nothing"
-        raise InputError(
-            f'{place}: the model takes no {modality.value} ("{key}"); it takes {takes}. Remove the column, or rename '
-            "it if it is meant for a reward."
-        )
+        raise InputError(_not_taken(f'{modality.value} ("{key}")', place, io))
     if len(slots) > 1:
         names = ", ".join(repr(slot.name) for slot in slots)
         raise InputError(f'{place}: "{key}" could fill {names}; name the column after the slot.')
     return slots[0]
+
+
+def _slots_of_models() -> set[str]:
+    """Names of the media slots of all known models: a column called so is no metadata, whichever model is meant."""
+    slots = (slot for key in model_keys() for slot in get_model_spec(key).io.inputs)
+    return {slot.name for slot in slots if slot.modality is not Modality.TEXT}
+
+
+def _not_taken(what: str, place: str, io: PipelineIOContract) -> str:
+    takes = ", ".join(sorted(slot.name for slot in io.inputs)) or "nothing"
+    return (
+        f"{place}: the model takes no {what}; it takes {takes}. Remove the column, or rename it if it is meant for a "
+        "reward."
+    )
 
 
 def _check_required(row: PromptRow, place: str, io: PipelineIOContract | None) -> None:

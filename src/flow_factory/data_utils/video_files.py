@@ -40,6 +40,19 @@ def subject(path: Path, place: str = "") -> str:
     return f"{place}: {path}" if place else str(path)
 
 
+def sound_rate(path: Path, place: str = "") -> int:
+    """Samples per second of the first audio stream, with nothing decoded.
+
+    Raises:
+        InputError: If the file cannot be opened, or has no sound.
+    """
+    with opened(path, place) as container:
+        stream = next(iter(container.streams.audio), None)
+        if stream is None:
+            raise InputError(f"{subject(path, place)} holds no sound; replace the file or remove its record.")
+        return stream.rate
+
+
 def video_facts(path: Path, place: str = "") -> tuple[Size, int]:
     """Height and width of the first video stream, and its number of frames, with nothing decoded.
 

@@ -66,6 +66,8 @@ def guided_scales(config: Arguments) -> dict[Path, float]:
         ("train", name): getattr(config.training_args, name, None) or 1.0 for name in _GUIDANCE_FIELDS
     }
     scales["eval", "guidance_scale"] = config.eval_args.guidance_scale
+    for index, spec in config.data_args.evaluations().items():
+        scales["data", "datasets", index, "eval", "guidance_scale"] = spec.guidance_scale or 1.0
     return {path: scale for path, scale in scales.items() if scale > 1}
 
 
@@ -125,13 +127,13 @@ class _Checker:
                 f"0 makes every step deterministic, but trainer {args.trainer_type!r} needs transition densities; use "
                 f"for instance 0.7.",
             )
-        uncounted = self.config.spec.uncounted_steps
-        steps = args.num_inference_steps - uncounted
+        spec, fields = self.config.spec, self.config.train_generation
+        steps = spec.rollout_steps(args.num_inference_steps, fields)
         if steps < 2:
             self.add(
                 ("train", "num_inference_steps"),
                 f"is {args.num_inference_steps}; the last step is never stochastic, so trainer {args.trainer_type!r} "
-                f"needs at least {2 + uncounted}.",
+                f"needs at least {spec.fewest_steps(2, fields)}.",
             )
             return
         late = [index for index in scheduler.sde_steps or [] if index > steps - 2]
@@ -268,15 +270,20 @@ class _Checker:
                     )
             if spec.max_batch < self.args.smallest_micro_batch:
                 self.add(("train", "trainer_type"), rows_too_few(config.trainer_key, type(self.args), spec))
-        steps = {"train": getattr(self.args, "num_inference_steps", None)}
+        name = "num_inference_steps"
+        steps: dict[Path, tuple[int | None, Any]] = {
+            ("train", name): (getattr(self.args, name, None), config.train_generation)
+        }
         if config.eval_args.eval_freq:
-            steps["eval"] = config.eval_args.num_inference_steps
-        for section, number in steps.items():
-            if number is not None and number <= spec.uncounted_steps:
+            steps["eval", name] = (config.eval_args.num_inference_steps, config.eval_generation)
+            for index, own in config.data_args.evaluations().items():
+                steps["data", "datasets", index, "eval", name] = (own.num_inference_steps, config.eval_generation)
+        for path, (number, fields) in steps.items():
+            if number is not None and spec.rollout_steps(number, fields) < 1:
                 self.add(
-                    (section, "num_inference_steps"),
-                    f"is {number}, of which model {spec.key!r} takes {spec.uncounted_steps} less; use at least "
-                    f"{spec.uncounted_steps + 1}.",
+                    path,
+                    f"is {number}, of which model {spec.key!r} takes {spec.taken(fields)}: none; use at least "
+                    f"{spec.fewest_steps(1, fields)}.",
                 )
 
     def processes(self) -> None:

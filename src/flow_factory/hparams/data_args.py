@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flow_factory.hparams.errors import FieldError
-from flow_factory.hparams.types import NonNegativeInt, PositiveInt, Resolution, Section, option
+from flow_factory.hparams.types import NonNegativeFloat, NonNegativeInt, PositiveInt, Resolution, Section, option
 
 SamplerName = Literal[
     "auto",
@@ -60,7 +60,7 @@ class DatasetEvalSpec(Section):
     max_dataset_size: PositiveInt | None = option(None, "Use only the first so many prompts; null: all.")
     resolution: Resolution | None = option(None, "Height and width; null: that of `eval:`.")
     num_inference_steps: PositiveInt | None = option(None, "Steps; null: that of `eval:`.")
-    guidance_scale: float | None = option(None, "Guidance; null: that of `eval:`.")
+    guidance_scale: NonNegativeFloat | None = option(None, "Guidance; null: that of `eval:`.")
 
 
 @dataclass
@@ -138,6 +138,11 @@ class DataArguments(Section):
                 )
             )
         return filled
+
+    def evaluations(self) -> dict[int, DatasetEvalSpec]:
+        """What listed datasets say of their own evaluation, by position in `datasets`."""
+        listed = enumerate(self.datasets or [])
+        return {index: dataset.eval for index, dataset in listed if dataset.eval is not None and dataset.eval.enabled}
 
     def train_sources(self) -> list[DatasetArguments]:
         """The datasets that are trained on."""

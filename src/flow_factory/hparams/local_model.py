@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import Arguments
 from flow_factory.hparams.builtin import resolve_builtin
 from flow_factory.hparams.cross_checks import guided_scales
-from flow_factory.hparams.errors import FieldError, Problem
+from flow_factory.hparams.errors import FieldError, Problem, show_path
+from flow_factory.hparams.errors import Path as ConfigPath
 from flow_factory.hparams.models import ModelSpec, get_model_spec, model_keys
+from flow_factory.hparams.models.folder import component_config
 
 _NAME = ("model", "model_name_or_path")
 
@@ -41,19 +44,28 @@ def inspect_local_model(config: Arguments) -> LocalModel:
         found.folder = local_folder(config.model_args.model_name_or_path)
         if found.folder is not None:
             check_pipeline_folder(found.folder, spec)
+            found.warnings += _foreign_components(found.folder, spec)
+        with _facts_of(found.folder, spec):
+            _check_facts(found, config)
     except InputError as error:
         found.problems.append(Problem(_NAME, str(error), config.origins.place(_NAME)))
-        return found
+    return found
+
+
+def _check_facts(found: LocalModel, config: Arguments) -> None:
+    """What the configuration asks for, against what the checkpoint's own configurations say."""
+    spec = config.spec
     if callable(spec.guidance) and spec.guidance_kind(found.folder) == "none":
         for path, scale in guided_scales(config).items():
             if path[0] == "train" or config.eval_args.eval_freq:
                 message = f"is {scale}, but {found.folder} is a {spec.key} without guidance; use 1."
                 found.problems.append(Problem(path, message, config.origins.place(path)))
-    sizes = [
-        (("train", "resolution"), config.training_args.resolution),
-        (("eval", "resolution"), config.eval_args.resolution if config.eval_args.eval_freq else None),
-    ]
-    for path, size in sizes:
+    sizes: dict[ConfigPath, tuple[int, int] | None] = {("train", "resolution"): config.training_args.resolution}
+    if config.eval_args.eval_freq:
+        sizes["eval", "resolution"] = config.eval_args.resolution
+        for index, own in config.data_args.evaluations().items():
+            sizes["data", "datasets", index, "eval", "resolution"] = own.resolution
+    for path, size in sizes.items():
         if size is None:
             continue
         try:
@@ -63,10 +75,9 @@ def inspect_local_model(config: Arguments) -> LocalModel:
         floor = spec.floor(found.folder)
         if min(size) < floor:
             found.warnings.append(
-                f"{'.'.join(path)} {list(size)} is below {floor}, the smallest side that {spec.key} draws well."
+                f"{show_path(path)} {list(size)} is below {floor}, the smallest side that {spec.key} draws well."
             )
     found.problems += [*_lacking(config, found.folder), *unfit_fields(config, found.folder)]
-    return found
 
 
 def _lacking(config: Arguments, folder: Path | None) -> Iterator[Problem]:
@@ -90,7 +101,8 @@ def unfit_fields(config: Arguments, folder: Path | None) -> Iterator[Problem]:
         sections["eval"] = config.eval_generation
     for section, fields in sections.items():
         try:
-            check(fields, folder)
+            with _facts_of(folder, config.spec):
+                check(fields, folder)
         except FieldError as error:
             path = (section, error.field)
             yield Problem(path, error.message, config.origins.place(path))
@@ -135,14 +147,46 @@ def check_pipeline_folder(folder: Path, spec: ModelSpec) -> None:
         raise InputError(
             f"{folder} holds a {found}, but model_type {spec.key!r} loads a {spec.pipeline_class}; {remedy}."
         )
-    missing = [name for name in spec.needed_components(folder) if not _present(index, name, folder)]
+    for file in _component_configs(folder):
+        if not isinstance(_read_json(file), dict):
+            raise InputError(f"{file} holds no JSON object; download the checkpoint again.")
+    with _facts_of(folder, spec):
+        needed = dict.fromkeys(spec.needed_components(folder))
+    if spec.workflow is None:  # a modular pipeline's repository also holds what other workflows use
+        needed |= dict.fromkeys(name for name, entry in index.items() if _is_component(entry))
+    missing = [name for name in needed if not _present(index, name, folder)]
     if missing:
         raise InputError(f"{folder} lacks {', '.join(missing)}, which model_type {spec.key!r} needs; complete it.")
 
+
+def _foreign_components(folder: Path, spec: ModelSpec) -> Iterator[str]:
+    """Components whose own configuration names another class than the index, which is the one that is loaded."""
+    for name, entry in _read_json(folder / spec.index_file).items():
+        saved = component_config(folder, name).get("_class_name") if _is_component(entry) else None
+        if saved is not None and entry[0] == "diffusers" and saved != entry[1]:
+            yield (
+                f"{spec.index_file} of {folder} calls {name} a {entry[1]}, and so it is loaded, but its own "
+                f"config.json is that of a {saved}."
+            )
+
+
+def _component_configs(folder: Path) -> list[Path]:
     names = ("config.json", "scheduler_config.json", "guider_config.json")
-    for file in sorted(file for name in names for file in folder.glob(f"*/{name}")):
-        if not isinstance(_read_json(file), dict):
-            raise InputError(f"{file} holds no JSON object; download the checkpoint again.")
+    return sorted(file for name in names for file in folder.glob(f"*/{name}"))
+
+
+@contextmanager
+def _facts_of(folder: Path | None, spec: ModelSpec) -> Iterator[None]:
+    """What is done inside asks a spec about a checkpoint: values in its configurations of no use are named."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+        if folder is None or isinstance(error, FieldError):
+            raise
+        raise InputError(
+            f"a config.json in {folder} holds a value that {spec.key} cannot have ({error}); download the checkpoint "
+            f"again."
+        ) from error
 
 
 def _index_file(folder: Path, spec: ModelSpec) -> Path:
@@ -164,5 +208,9 @@ def _read_json(file: Path) -> Any:
 
 
 def _present(index: dict[str, object], name: str, folder: Path) -> bool:
-    entry = index.get(name)
-    return isinstance(entry, list) and any(part is not None for part in entry) and (folder / name).is_dir()
+    return _is_component(index.get(name)) and (folder / name).is_dir() and any((folder / name).iterdir())
+
+
+def _is_component(entry: object) -> TypeGuard[list[Any]]:
+    """Whether an entry of the index names the class of a component that is there."""
+    return isinstance(entry, list) and len(entry) > 1 and all(isinstance(part, str) for part in entry[:2])

@@ -175,29 +175,62 @@ def load_pipeline_class(
         )
     tell_once()
     dtypes = dict(dtypes or {"default": torch.float32})
-    if workflow is not None:
-        with _reading(folder):
-            return load_workflow(cls, folder, workflow, dtypes, modules)
     # `from_pretrained` reads [null, null] as "missing" unless the caller says that the part is meant to be absent.
     parameters = inspect.signature(cls.__init__).parameters
     absent = {name: None for name, value in index.items() if name in parameters and value == [None, None]}
     keyword = "dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype"
     keywords: dict[str, Any] = {keyword: dtypes, **absent, **(modules or {})}
     with _reading(folder):
-        return cls.from_pretrained(str(folder), **keywords)
+        if workflow is not None:
+            pipeline = load_workflow(cls, folder, workflow, dtypes, modules)
+        else:
+            pipeline = cls.from_pretrained(str(folder), **keywords)
+        for name, module in pipeline_modules(pipeline).items():
+            if name not in (modules or {}):
+                _refuse_lacking(folder / name, [key for key, value in module.state_dict().items() if value.is_meta])
+        return pipeline
 
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
     """What is done inside reads a checkpoint, and its errors speak of that."""
     try:
-        with _progress_bars(sys.stderr.isatty() and _size(folder) > _LONG_LOAD_BYTES):
+        with _progress_bars(sys.stderr.isatty() and _size(folder) > _LONG_LOAD_BYTES), _nothing_drawn():
             yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the engines have errors of their own for each thing that a folder can lack
         reason = _damaged_file(folder) or _in_words(error)
         raise InputError(f"model.model_name_or_path: {str(folder)!r} could not be loaded: {reason}") from error
+
+
+@contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Weights that a file lacks are an error: transformers draws them at random (diffusers leaves them on "meta")."""
+    given = transformers.PreTrainedModel.__dict__["from_pretrained"]
+
+    def from_pretrained(cls: type[Any], name: Any, *arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("output_loading_info"):
+            return given.__func__(cls, name, *arguments, **keywords)
+        model, found = given.__func__(cls, name, *arguments, output_loading_info=True, **keywords)
+        _refuse_lacking(Path(name) / (keywords.get("subfolder") or ""), found["missing_keys"])
+        return model
+
+    transformers.PreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        transformers.PreTrainedModel.from_pretrained = given  # type: ignore[method-assign]
+
+
+def _refuse_lacking(folder: Path, names: Collection[str]) -> None:
+    """Raises a ValueError if there are weights that the files of a component do not hold."""
+    if names:
+        first = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+        raise ValueError(
+            f"the weights in {folder} lack {len(names)} tensor(s) that its config.json asks for: {first}. Copy the "
+            f"folder again, or use the config.json that belongs to the weights."
+        )
 
 
 def _damaged_file(folder: Path) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ class ModelSpec:
         workflow: Of a modular pipeline (`modular_model_index.json`): which of its workflows; None: another pipeline.
         uncounted_steps: By how many `num_inference_steps` exceeds the steps of a rollout; 1 where the end of the grid
             counts as one.
+        share_field: Name of the model-specific field that says which share of the steps a rollout takes; None: all.
         check_fields: Raises a FieldError where the model-specific fields do not fit the checkpoint; takes them and its
             local folder (None when it is not local).
         other_classes: Further classes whose checkpoints hold the same components, and load as `pipeline_class`.
@@ -67,6 +69,7 @@ class ModelSpec:
     max_batch: int | None = None
     workflow: str | None = None
     uncounted_steps: int = 0
+    share_field: str | None = None
     check_fields: Callable[[Any, Path | None], None] | None = None
     other_classes: tuple[str, ...] = ()
 
@@ -97,6 +100,22 @@ class ModelSpec:
     def floor(self, folder: Path | None = None) -> int:
         """The side length below which samples are known to be broken."""
         return self.resolution_floor(folder) if callable(self.resolution_floor) else self.resolution_floor
+
+    def rollout_steps(self, num_inference_steps: int, fields: Any) -> int:
+        """Steps of a rollout with these model-specific fields; below 1 where there is none."""
+        return int(num_inference_steps * self._share(fields)) - self.uncounted_steps
+
+    def fewest_steps(self, wanted: int, fields: Any) -> int:
+        """The smallest num_inference_steps whose rollout has so many steps."""
+        number = math.ceil((wanted + self.uncounted_steps) / self._share(fields))
+        return number if self.rollout_steps(number, fields) >= wanted else number + 1
+
+    def taken(self, fields: Any) -> str:
+        """Which of num_inference_steps a rollout takes, for messages."""
+        return f"{self.uncounted_steps} less" if self.share_field is None else f"{self._share(fields):g} of them"
+
+    def _share(self, fields: Any) -> float:
+        return 1.0 if self.share_field is None else getattr(fields, self.share_field)
 
     def generation_fields(self) -> tuple[str, ...]:
         """Names of the model-specific fields."""

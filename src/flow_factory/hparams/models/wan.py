@@ -149,4 +149,5 @@ VIDEO_TO_VIDEO = ModelSpec(
     resolution_floor=256,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
+    share_field="strength",
 )

@@ -75,7 +75,13 @@ class LTX2ImageAdapter(LTX2Adapter):
         """
         pipeline, vae = self.pipeline, self.pipeline.vae
         height, width = given.size
-        picture = self._compressed(_only_picture(self.spec.key, given), quality)
+        picture = _only_picture(self.spec.key, given)
+        if min(picture.size) < 2:
+            raise InputError(
+                f"the picture of the prompt {given.prompt!r} is {picture.height} x {picture.width} pixels; "
+                f"{self.spec.key} needs at least 2 x 2. Give another `image`."
+            )
+        picture = self._compressed(picture, quality)
         pixels = pipeline.video_processor.preprocess(picture, height=height, width=width)
         posterior = vae.encode(pixels.to(self.device, vae.dtype).unsqueeze(2)).latent_dist
         return pipeline._normalize_latents(posterior_latents(posterior, None), vae.latents_mean, vae.latents_std)
