@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flow_factory.contracts import MediaSlot
+from flow_factory.contracts import MediaSlot, Modality
 from flow_factory.hparams import load_config
 
 HEAVY = ("torch", "numpy", "datasets", "transformers", "diffusers", "accelerate", "peft")
@@ -52,17 +52,14 @@ def test_every_example_loads(path: Path) -> None:
 
 
 def write_prompts(folder: Path, slots: list[MediaSlot]) -> None:
-    """A dataset of prompts that fills the slots."""
-    rows = [
-        {slot.name: f"{slot.modality.value} {number}" for slot in slots} | {"prompt": f"prompt {number}"}
-        for number in range(64)
-    ]
+    """A dataset of prompts that fills the slots, all with the same media."""
+    from tests.parity.media import clip, picture, save
+
+    made = {Modality.IMAGE: picture(0), Modality.VIDEO: clip(0)}
+    files = {slot.name: save(made[slot.modality], folder / f"{slot.modality.value}s" / "any").name for slot in slots}
+    rows = [files | {"prompt": f"prompt {number}"} for number in range(64)]
     for split in ("train", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for slot in slots:
-        (folder / f"{slot.modality.value}s").mkdir()
-        for row in rows:
-            (folder / f"{slot.modality.value}s" / row[slot.name]).touch()
 
 
 GENERATED = [path for path in EXAMPLES if not {"sft", "offline_dpo"} & set(path.parts)]
