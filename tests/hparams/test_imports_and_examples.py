@@ -56,7 +56,11 @@ def write_prompts(folder: Path, slots: list[MediaSlot]) -> None:
     from tests.parity.media import clip, picture, save
 
     made = {Modality.IMAGE: picture(0), Modality.VIDEO: clip(0)}
-    files = {slot.name: save(made[slot.modality], folder / f"{slot.modality.value}s" / "any").name for slot in slots}
+    files = {
+        slot.name: save(made[slot.modality], folder / f"{slot.modality.value}s" / "any").name
+        for slot in slots
+        if slot.modality is not Modality.TEXT
+    }
     rows = [files | {"prompt": f"prompt {number}"} for number in range(64)]
     for split in ("train", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
