@@ -8,7 +8,24 @@ import pytest
 from diffusers import StableDiffusion3Pipeline
 
 from flow_factory.models.sd3_5.adapter import SD3_5Adapter
+from tests.models.benches import Open
 from tests.models.support import make_adapter, plain_pipeline, stir
+from tests.parity.bench import Bench
+from tests.parity.cases import all_cases
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Open:
+    """The bench of a parity case, made once for the tests of a file."""
+    benches: dict[str, Bench] = {}
+
+    def opened(name: str) -> Bench:
+        if name not in benches:
+            case = next(case for case in all_cases() if case.name == name)
+            benches[name] = Bench(case, tmp_path_factory.mktemp("case"))
+        return benches[name]
+
+    return opened
 
 
 @pytest.fixture(scope="session")

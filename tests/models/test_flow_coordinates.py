@@ -12,6 +12,7 @@ from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerAncestral
 from flow_factory.errors import InputError
 from flow_factory.models.stable_diffusion import coordinates as flow
 from flow_factory.models.stable_diffusion.base import StableDiffusionAdapter
+from flow_factory.samples import LatentState
 
 BETAS: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 
@@ -38,12 +39,12 @@ def test_time_of_a_freely_drawn_sigma() -> None:
     scheduler = DDIMScheduler(**BETAS)
     adapter: Any = SimpleNamespace(pipeline=SimpleNamespace(scheduler=scheduler))
     table = flow.sigma_of(scheduler.alphas_cumprod.double())
-    at = torch.tensor([0, 1, 500, 999])
-    times = StableDiffusionAdapter.timestep_for_sigma(adapter, table[at].float())
+    at, none = torch.tensor([0, 1, 500, 999]), LatentState({})  # the size does not matter
+    times = StableDiffusionAdapter.timestep_for_sigma(adapter, table[at].float(), none)
     torch.testing.assert_close(times, at.float(), rtol=0, atol=2e-2)
-    between = StableDiffusionAdapter.timestep_for_sigma(adapter, (table[[500]] + table[[501]]).float() / 2)
+    between = StableDiffusionAdapter.timestep_for_sigma(adapter, (table[[500]] + table[[501]]).float() / 2, none)
     assert between.item() == pytest.approx(500.5, abs=0.02)
-    ends = StableDiffusionAdapter.timestep_for_sigma(adapter, torch.tensor([0.0, 1.0]))
+    ends = StableDiffusionAdapter.timestep_for_sigma(adapter, torch.tensor([0.0, 1.0]), none)
     assert ends.tolist() == pytest.approx([0.0, 999.0], abs=1e-3)
 
 

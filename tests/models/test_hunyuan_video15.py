@@ -20,28 +20,13 @@ from flow_factory.hparams.local_model import check_pipeline_folder, inspect_loca
 from flow_factory.models.hunyuan_video15.guidance import guider_spec
 from flow_factory.samples import ComponentTimes, ConditionInputs, Grid, Media, StepTimes
 from flow_factory.trainers.model_card import _loading
+from tests.models.benches import Open
 from tests.models.support import generators
 from tests.parity.bench import SEEDS, Bench, set_path
-from tests.parity.cases import all_cases
 from tests.parity.media import picture, pictures
 from tests.parity.test_sampling import assert_latents
 
-Open = Callable[[str], Bench]
 TEXT, IMAGE, MEANFLOW = "hunyuanvideo-1.5", "hunyuanvideo-1.5-i2v", "hunyuanvideo-1.5-i2v-meanflow"
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """The bench of a case, made once."""
-    benches: dict[str, Bench] = {}
-
-    def opened(name: str) -> Bench:
-        if name not in benches:
-            case = next(case for case in all_cases() if case.name == name)
-            benches[name] = Bench(case, tmp_path_factory.mktemp("hunyuan"))
-        return benches[name]
-
-    return opened
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,30 +24,13 @@ from flow_factory.models.ltx2.guidance import LTX2Guidance, Predictions
 from flow_factory.samples import ComponentTimes, ConditionInputs, Media, NoiseKey, StepTimes, T2AVSample, Trajectory
 from flow_factory.trainers.export_request import ExportRequest
 from flow_factory.trainers.exporting import export_weights
+from tests.models.benches import Open
 from tests.models.support import generators
 from tests.parity.bench import SEEDS, Bench, set_path
-from tests.parity.cases import all_cases
 from tests.parity.ltx2 import parts, vae
 from tests.parity.media import picture
 from tests.parity.parts import seeded
 from tests.parity.test_sampling import assert_media
-
-Open = Callable[[str], Bench]
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """The bench of a case, made once."""
-    benches: dict[str, Bench] = {}
-
-    def opened(name: str) -> Bench:
-        if name not in benches:
-            case = next(case for case in all_cases() if case.name == name)
-            benches[name] = Bench(case, tmp_path_factory.mktemp("ltx2"))
-        return benches[name]
-
-    return opened
-
 
 # Guidance ------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +148,7 @@ def test_rows_and_components_may_be_at_different_times(bench: Open, name: str) -
 
     def times(video: Tensor, audio: Tensor) -> ComponentTimes:
         sigmas = {"video": video, "audio": audio}
-        return ComponentTimes({n: StepTimes(s, s, adapter.timestep_for_sigma(s)) for n, s in sigmas.items()})
+        return ComponentTimes({n: StepTimes(s, s, adapter.timestep_for_sigma(s, state)) for n, s in sigmas.items()})
 
     both = times(torch.tensor([0.3, 0.95, 0.6]), torch.tensor([0.4, 0.9, 0.2]))
     with torch.no_grad():

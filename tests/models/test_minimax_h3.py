@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,28 +29,13 @@ from flow_factory.samples import ConditionInputs, LatentState, Media
 from flow_factory.trainers.export_request import ExportRequest
 from flow_factory.trainers.exporting import export_weights
 from flow_factory.trainers.noising import free_times
+from tests.models.benches import Open
 from tests.models.support import generators
 from tests.parity.bench import Bench, set_path
-from tests.parity.cases import all_cases
 from tests.parity.media import clip, picture, save, tone
 from tests.parity.minimax_h3 import SAMPLE_RATE
 
-Open = Callable[[str], Bench]
 TEXT, FRAMES, REFERENCES = "minimax-h3-t2va", "minimax-h3-fl2va", "minimax-h3-ref2va"
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """The bench of a key, made once."""
-    benches: dict[str, Bench] = {}
-
-    def opened(key: str) -> Bench:
-        if key not in benches:
-            case = next(case for case in all_cases() if case.key == key)
-            benches[key] = Bench(case, tmp_path_factory.mktemp(key))
-        return benches[key]
-
-    return opened
 
 
 def configured(bench: Bench, changes: Mapping[str, Any], folder: Path | None = None) -> Any:
@@ -84,7 +69,6 @@ def test_video_and_sound_have_schedules_of_their_own(bench: Open, key: str, step
         )
     assert steps == 2 or not torch.equal(grid.sigmas["video"], grid.sigmas["audio"])
     assert set(grid.sigmas) == ({"video", "audio"} if key == TEXT else {"video", "audio", "given"})
-    assert own.fresh.timestep_for_sigma(torch.tensor([0.25])).item() == 0.75
     # A freely drawn time of the video has the sound where a rollout would have it.
     for name, sigmas in grid.sigmas.items():
         torch.testing.assert_close(own.fresh.component_sigma(name, grid.sigmas["video"]), sigmas, rtol=0, atol=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,26 +25,10 @@ from flow_factory.samples import (
     Trajectory,
     V2VSample,
 )
+from tests.models.benches import Open
 from tests.models.support import generators
 from tests.parity.bench import SEEDS, Bench, set_path
-from tests.parity.cases import all_cases
 from tests.parity.media import clip, picture
-
-Open = Callable[[str], Bench]
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    """The bench of a case, made once."""
-    benches: dict[str, Bench] = {}
-
-    def opened(name: str) -> Bench:
-        if name not in benches:
-            case = next(case for case in all_cases() if case.name == name)
-            benches[name] = Bench(case, tmp_path_factory.mktemp("wan"))
-        return benches[name]
-
-    return opened
 
 
 def problems(bench: Bench, changes: Mapping[str, Any]) -> list[str]:
@@ -69,7 +53,7 @@ def test_rows_of_a_batch_may_need_different_experts(bench: Open, guided: bool) -
     condition = own.condition(adapter, setting)
     state = adapter.prepare_latents(condition, generators(list(SEEDS)), *own.case.size)
     sigma = torch.tensor([0.3, 0.95, 0.79])  # the boundary is at 0.8
-    times = ComponentTimes({"latent": StepTimes(sigma, sigma, adapter.timestep_for_sigma(sigma))})
+    times = ComponentTimes({"latent": StepTimes(sigma, sigma, adapter.timestep_for_sigma(sigma, state))})
     with adapter.pin():
         velocity = adapter.predict(state, times, condition, guidance).only
         velocity.square().mean().backward()

@@ -72,7 +72,7 @@ def test_all_times_of_a_sample_are_the_range() -> None:
 
 def test_free_times_ask_the_adapter_for_the_networks_time() -> None:
     sampling = TimeSampling("logit_normal", 2, (0.0, 1.0), 3.0)
-    point = noised_at(batch_of([(1, 0), (1, 1)]), 1, sampling, GRID, lambda sigma: 77 * sigma)
+    point = noised_at(batch_of([(1, 0), (1, 1)]), 1, sampling, GRID, lambda sigma, state: 77 * sigma)
     assert point.times.index is None
     assert torch.equal(point.times["audio"].timestep, 77 * point.times["audio"].sigma)
     assert torch.equal(point.times["audio"].sigma, point.times["video"].sigma)

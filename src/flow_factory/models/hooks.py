@@ -148,8 +148,8 @@ class ModelHooks(ABC, Generic[ConditionT]):
         """The state at the first point of the grid, from what `prepare_latents` drew."""
         return noise
 
-    def timestep_for_sigma(self, sigma: Tensor) -> Tensor:
-        """The network's time input for a freely drawn sigma."""
+    def timestep_for_sigma(self, sigma: Tensor, state: LatentState) -> Tensor:
+        """The network's time input for a freely drawn sigma [B]; `state` tells the size, where times depend on it."""
         return 1000.0 * sigma
 
     def component_sigma(self, component: str, sigma: Tensor) -> Tensor:

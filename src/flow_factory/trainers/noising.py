@@ -28,6 +28,9 @@ _WHOLE_GROUP = -1
 _TIMES_PER_PASS = 1 << 20
 
 
+TimestepForSigma = Callable[[Tensor, LatentState], Tensor]
+"""The network's time for a freely drawn noise level [B], and the latents that it is for."""
+
 ComponentSigma = Callable[[str, Tensor], Tensor]
 """Noise level of a component, by its name, where that of the first one is freely drawn."""
 
@@ -71,7 +74,7 @@ def noised_at(
     number: int,
     sampling: TimeSampling,
     grid: Grid,
-    timestep_for_sigma: Callable[[Tensor], Tensor],
+    timestep_for_sigma: TimestepForSigma,
     *,
     component_sigma: ComponentSigma = same_sigma,
     repeat: int = 0,
@@ -126,12 +129,12 @@ def noised_clean(
 def free_times(
     clean: LatentState,
     sigma: Tensor,
-    timestep_for_sigma: Callable[[Tensor], Tensor],
+    timestep_for_sigma: TimestepForSigma,
     component_sigma: ComponentSigma = same_sigma,
 ) -> ComponentTimes:
     """Times at a freely drawn sigma [B] of the first component. No step is taken from it, so sigma_next is sigma."""
     sigmas = {name: component_sigma(name, sigma) for name in clean}
-    return ComponentTimes({name: StepTimes(s, s, timestep_for_sigma(s)) for name, s in sigmas.items()})
+    return ComponentTimes({name: StepTimes(s, s, timestep_for_sigma(s, clean)) for name, s in sigmas.items()})
 
 
 def _times(
@@ -140,7 +143,7 @@ def _times(
     number: int,
     sampling: TimeSampling,
     grid: Grid,
-    timestep_for_sigma: Callable[[Tensor], Tensor],
+    timestep_for_sigma: TimestepForSigma,
     component_sigma: ComponentSigma,
     repeat: int,
 ) -> ComponentTimes:

@@ -58,13 +58,12 @@ class CogView4Adapter(TextToImageAdapter):
         timesteps = np.linspace(train_steps, 1.0, num_steps).astype(np.int64).astype(np.float32)
         return {"timesteps": timesteps, "sigmas": timesteps / train_steps, "mu": self._shift(*state.only.shape[-2:])}
 
-    def timestep_for_sigma(self, sigma: Tensor) -> Tensor:
-        """The timestep that the grid of the training resolution shifts to `sigma`."""
-        config, factor = self.pipeline.scheduler.config, self.pipeline.vae_scale_factor
+    def timestep_for_sigma(self, sigma: Tensor, state: LatentState) -> Tensor:
+        """The timestep that the grid of this size shifts to `sigma`."""
+        config = self.pipeline.scheduler.config
         shift = config.shift
         if config.use_dynamic_shifting:
-            height, width = self.config.training_args.resolution
-            mu = self._shift(height // factor, width // factor)
+            mu = self._shift(*state.only.shape[-2:])
             shift = mu if config.time_shift_type == "linear" else math.exp(mu)
         return config.num_train_timesteps * sigma / (shift - (shift - 1.0) * sigma)
 

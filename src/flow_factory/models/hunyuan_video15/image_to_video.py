@@ -87,6 +87,6 @@ class HunyuanVideo15ImageToVideoAdapter(HunyuanVideo15Adapter):
     def network_extras(self, times: ComponentTimes, condition: Any) -> dict[str, Tensor]:
         extras = {"image_embeds": self.embeds_input(condition.image_embeds)}
         if self.pipeline.transformer.config.use_meanflow:
-            end = self.timestep_for_sigma(times.only.sigma_next)
+            end = 1000.0 * times.only.sigma_next
             extras["timestep_r"] = self.network_input("transformer", end)
         return extras

@@ -175,7 +175,7 @@ class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
     def scheduler_output(self, component: str, velocity: Tensor, state: Tensor, times: ComponentTimes) -> Tensor:
         return -velocity
 
-    def timestep_for_sigma(self, sigma: Tensor) -> Tensor:
+    def timestep_for_sigma(self, sigma: Tensor, state: LatentState) -> Tensor:
         return 1.0 - sigma
 
     def component_sigma(self, component: str, sigma: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class StableDiffusionAdapter(TextToImageAdapter):
         timesteps = grid.timesteps["latent"]
         return len(timesteps.unique())
 
-    def timestep_for_sigma(self, sigma: Tensor) -> Tensor:
+    def timestep_for_sigma(self, sigma: Tensor, state: LatentState) -> Tensor:
         """The timestep whose noise level is `sigma`, between two training timesteps by interpolation.
 
         Above the last timestep's sigma (about 0.936) and below the first one's (0.028) it is that timestep.
