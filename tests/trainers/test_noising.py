@@ -41,7 +41,7 @@ def batch_of(identities: Sequence[tuple[int, int]], dtype: torch.dtype = torch.f
 def at(
     identities: Sequence[tuple[int, int]], number: int = 0, sampling: TimeSampling = ALL, **how: object
 ) -> NoisedState:
-    return noised_at(batch_of(identities), number, sampling, GRID, lambda sigma: 1000 * sigma, **how)  # type: ignore[arg-type]
+    return noised_at(batch_of(identities), number, sampling, GRID, lambda sigma, state: 1000 * sigma, **how)  # type: ignore[arg-type]
 
 
 def test_state_and_target_lead_back_to_the_data() -> None:
@@ -116,6 +116,6 @@ def test_times_and_passes_draw_anew() -> None:
 
 
 def test_stored_precision_does_not_change_the_arithmetic() -> None:
-    point = noised_at(batch_of([(1, 0)], torch.float16), 0, ALL, GRID, lambda s: s)
+    point = noised_at(batch_of([(1, 0)], torch.float16), 0, ALL, GRID, lambda sigma, state: sigma)
     assert {x.dtype for _, x in point.state.items()} == {torch.float32}
     assert torch.equal(point.clean["audio"][0], latents(1, 0)["audio"].half().float())
