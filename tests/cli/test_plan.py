@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from flow_factory.cli.plan import size_text
 from flow_factory.hparams import load_config_from_mapping
+from flow_factory.models.shapes.runner import ShapeRuns
 from flow_factory.trainers.build import build_trainer
 from tests.cli.invoke import Done, invoke
 from tests.trainers.support import base_mapping
@@ -140,6 +141,23 @@ def test_the_condition_cache_is_as_large_as_planned(
     stored = [t for file in (tmp_path / "cache").rglob("*.safetensors") for t in load_file(file).values()]
     assert part(plan, "condition cache")["bytes"] == sum(t.numel() * t.element_size() for t in stored) > 0
     assert "8 encoded prompts" in part(plan, "condition cache")["note"]
+
+
+def test_prompts_that_are_padded_to_one_length_are_encoded_once(
+    config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large language model takes a minute for a batch, on shapes too."""
+    encode, batches = ShapeRuns.encode, []
+    monkeypatch.setattr(
+        ShapeRuns, "encode", lambda self, inputs, *rest: batches.append(len(inputs)) or encode(self, inputs, *rest)
+    )
+    plan = mapping_of(command(config, "--json", "data.preprocessing_batch_size=2"))
+    assert batches == [2, 2]  # of eight training prompts and three of the evaluation
+    assert (
+        part(plan, "condition cache")["bytes"]
+        == part(mapping_of(command(config, "--json")), "condition cache")["bytes"]
+    )
+    assert "sizes of the first 2" in part(plan, "condition cache")["note"]
 
 
 @pytest.mark.parametrize(

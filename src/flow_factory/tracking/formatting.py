@@ -1,8 +1,10 @@
-"""Durations and numbers as people read them."""
+"""Durations, numbers and nested settings as people read them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def format_duration(seconds: float) -> str:
@@ -29,3 +31,17 @@ def format_number(value: float) -> str:
     if 1e-3 <= abs(value) < 1e5:
         return f"{value:#.4g}".rstrip(".")
     return f"{value:.2e}"
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and lists of mappings as one mapping of dotted names to values; lists of scalars stay whole."""
+    if isinstance(value, Mapping) and (value or not prefix):
+        items = [(f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        items = [(f"{prefix}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for name, item in items:
+        flat |= flatten(item, name)
+    return flat

@@ -19,7 +19,7 @@ from flow_factory.contracts import Modality
 from flow_factory.errors import FlowFactoryError, InputError, Interrupted
 from flow_factory.tracking.backends import require_backend
 from flow_factory.tracking.environment import write_environment
-from flow_factory.tracking.formatting import format_duration, format_number
+from flow_factory.tracking.formatting import flatten, format_duration, format_number
 from flow_factory.tracking.metrics import MetricsWriter
 from flow_factory.tracking.progress import ProgressDisplay
 from flow_factory.tracking.report import REPORT, write_report
@@ -286,7 +286,7 @@ def _start_backend(config: Arguments, run_dir: Path) -> Any:
             f"log.logging_backend={name} cannot be started: {type(error).__name__}: {error}. Log in to it, use its "
             f"offline mode (WANDB_MODE=offline, SWANLAB_MODE=offline), or set log.logging_backend=none."
         ) from error
-    flat = _flatten(redact(config.to_mapping()))
+    flat = flatten(redact(config.to_mapping()))
     if name == "tensorboard":
         # add_hparams of TensorBoard would write another run folder; the text shows up beside the curves.
         tracker.tracker.add_text("config", "```json\n" + json.dumps(flat, indent=1, default=str) + "\n```")
@@ -303,17 +303,3 @@ def _run_id(run_dir: Path) -> str:
     run_id = secrets.token_hex(8)
     atomic_write_json(path, {"run_id": run_id})
     return run_id
-
-
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists as one mapping of dotted keys to scalars."""
-    if isinstance(value, Mapping):
-        items = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, (list, tuple)):
-        items = [(str(index), item) for index, item in enumerate(value)]
-    else:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in items:
-        flat |= _flatten(item, f"{prefix}.{key}" if prefix else key)
-    return flat

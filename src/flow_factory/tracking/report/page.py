@@ -19,13 +19,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from flow_factory.tracking.formatting import format_duration, format_number
+from flow_factory.tracking.formatting import flatten, format_duration, format_number
 from flow_factory.tracking.report.catalog import SECTIONS, readable
 from flow_factory.tracking.report.figures import Figure, build_figures, cycle_seconds
 from flow_factory.tracking.report.pictures import GRID_LIMIT, Gallery, galleries
 from flow_factory.tracking.report.read import RunRecord
 from flow_factory.tracking.report.series import extract, is_number
-from flow_factory.tracking.report.settings import compare_environments, compare_settings, flatten, made_by, settings_of
+from flow_factory.tracking.report.settings import compare_environments, compare_settings, made_by, settings_of
 
 # In the head of every report, so that a report is written over and another file is not.
 MARK = '<meta name="generator" content="flow-factory report">'

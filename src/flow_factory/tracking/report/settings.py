@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flow_factory.errors import InputError
+from flow_factory.tracking.formatting import flatten
 from flow_factory.tracking.report.read import RunRecord
 
 # What names a run is different in every run, and says nothing.
@@ -97,20 +98,6 @@ def made_by(runs: Sequence[RunRecord]) -> str:
     """What runs make: "images", "videos", or "samples" where some make one and some the other."""
     kinds = {makes_videos(run) for run in runs}
     return "samples" if len(kinds) > 1 else "videos" if kinds == {True} else "images"
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and lists of mappings as one mapping of dotted names to values; lists of scalars stay whole."""
-    if isinstance(value, Mapping) and (value or not prefix):
-        items = [(f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items()]
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        items = [(f"{prefix}[{index}]", item) for index, item in enumerate(value)]
-    else:
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for name, item in items:
-        flat |= flatten(item, name)
-    return flat
 
 
 def as_text(value: Any) -> str:

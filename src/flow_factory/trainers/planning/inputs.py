@@ -141,6 +141,8 @@ class Encodings:
             part = inputs[start : start + self._batch]
             condition = self._runs.encode(part, prompts.need_negative, prompts.generation)
             rows += [condition.row(i) for i in range(len(part))]
+            if len(part) > 1 and len(set(map(condition_bytes, rows))) == 1:
+                break  # padded to one length: the others are as large, and a large encoder takes a minute for a batch
         return rows
 
     def working_part(self) -> MemoryPart:
