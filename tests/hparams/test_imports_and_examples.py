@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flow_factory.contracts import MediaSlot
+from flow_factory.contracts import MediaSlot, Modality
 from flow_factory.hparams import load_config
+from tests.parity.media import clip, picture, save
 
 HEAVY = ("torch", "numpy", "datasets", "transformers", "diffusers", "accelerate", "peft")
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,9 +61,10 @@ def write_prompts(folder: Path, slots: list[MediaSlot]) -> None:
     for split in ("train", "test"):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for slot in slots:
-        (folder / f"{slot.modality.value}s").mkdir()
+        kind = folder / f"{slot.modality.value}s"
+        one = save(picture(0) if slot.modality is Modality.IMAGE else clip(0), kind / "one")
         for row in rows:
-            (folder / f"{slot.modality.value}s" / row[slot.name]).touch()
+            (kind / row[slot.name]).hardlink_to(one)
 
 
 GENERATED = [path for path in EXAMPLES if not {"sft", "offline_dpo"} & set(path.parts)]
