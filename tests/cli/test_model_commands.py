@@ -232,6 +232,8 @@ def test_weights_alone_are_enough(full: Path, tmp_path: Path, command: Command) 
         (("sample", "{run}/config.yaml", "--compare"), "has no trained weights to compare with"),
         (("sample", "{run}", "--compare", "--without-lora"), "--compare shows both"),
         (("sample", "{run}", "eval.resolution=33"), "eval.resolution"),
+        (("sample", "{run}", "eval.eval_freq=0", "eval.resolution=33"), "eval.resolution"),
+        (("eval", "{run}", "eval.eval_freq=0", "eval.resolution=33"), "eval.resolution"),
         (("sample", "gone"), "does not exist"),
         (("eval", "{run}", "--dataset", "other"), "--dataset 'other': the datasets are toy"),
         (("eval", "{run}", "--split", "validation"), "validation"),

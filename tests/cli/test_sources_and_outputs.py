@@ -13,7 +13,7 @@ from flow_factory.checkpoints.checkpointer import Checkpointer
 from flow_factory.checkpoints.selection import select_weights
 from flow_factory.cli.evaluate import _check_secrets, choose_datasets
 from flow_factory.cli.outputs import choose_file, choose_folder, write_folder
-from flow_factory.cli.sources import open_source
+from flow_factory.cli.sources import check_model, open_source
 from flow_factory.data_utils.prompt_choice import choose_prompts
 from flow_factory.errors import InputError
 from flow_factory.hparams import save_config
@@ -61,6 +61,16 @@ def test_a_run_a_checkpoint_in_it_and_a_configuration(tmp_path: Path) -> None:
     assert config.trained is None and config.name == "config"
     weights = str(source.trained)
     assert open_source(str(run / "config.yaml"), [f"model.resume_path={weights}"]).trained == Path(weights)
+
+
+def test_what_is_sampled_is_checked_even_if_training_never_evaluates(tmp_path: Path) -> None:
+    """`eval.eval_freq: 0` lets `eval:` alone in training, but `sample` makes pictures as it says."""
+    run = make_run(tmp_path)
+    never = ["eval.eval_freq=0", "eval.resolution=33"]
+    check_model(open_source(str(run), never).config)
+    for given in (run, run / "config.yaml"):
+        with pytest.raises(InputError, match=r"eval\.resolution .*must be a multiple of"):
+            check_model(open_source(str(given), never, evaluates=True).config)
 
 
 def test_full_weights_beneath_a_lora_belong_to_the_base(tmp_path: Path) -> None:
@@ -281,6 +291,8 @@ def test_prompts_that_are_none(tmp_path: Path, text: str) -> None:
     config = make_config(make_folder(tmp_path / "model"), tmp_path)
     with pytest.raises(InputError, match="is empty; give a text"):
         choose_prompts(config, ["a", text])
+    with pytest.raises(InputError, match="is no UTF-8"):
+        choose_prompts(config, ["a\udcff"])
     with pytest.raises(InputError, match="both given"):
         choose_prompts(config, ["a"], tmp_path / "p.txt")
     with pytest.raises(InputError, match=r"p\.txt"):

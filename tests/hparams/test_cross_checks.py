@@ -76,6 +76,8 @@ def two_sets(**reward: Any) -> dict[str, Any]:
         ({"num_processes": 4, "num_machines": 2, "gpus_per_node": 4}, "gpus_per_node", ["num_processes = 4"]),
         ({"machine_rank": 1}, "machine_rank", ["counted from 0"]),
         ({"model": {"target_components": "trasformer"}}, "model.target_components", ["Did you mean 'transformer'?"]),
+        ({"model": {"target_components": ["transformer", "transformer"]}}, "model.target_components", ["twice"]),
+        ({"model": {"lora_adapter_name": "v1.0"}}, "model.lora_adapter_name", ["'v1.0'", "leave dots out"]),
         ({"model": {"target_components": ["vae"]}}, "model.target_components", ["'vae'", "cannot be trained"]),
         (
             {"model": {"finetune_type": "full", "resume_path": "x", "resume_type": "lora"}},

@@ -212,6 +212,18 @@ def test_eval_inherits_what_is_not_given() -> None:
     assert config.eval_args.guidance_scale == 5.0
 
 
+def test_a_null_of_eval_that_means_something_is_not_trains_value() -> None:
+    """`audio_guidance_scale: null` is "that of the video": 7 from `train:` would be another guidance."""
+    model = {"model": {"model_type": "ltx2_t2av"}}
+    changes = {"train": {"audio_guidance_scale": 5, "num_frames": 9}, "eval": {"audio_guidance_scale": None}}
+    config = load(merged(model, merged(changes, {"eval": {"num_frames": None}})))
+    assert config.eval_generation.audio_guidance_scale is None
+    assert config.eval_generation.num_frames == 9, "null is no number of frames, so it is as not given"
+    again = load_config_from_mapping(config.to_mapping())
+    assert again.eval_generation == config.eval_generation and again.train_generation == config.train_generation
+    assert load(merged(model, {"train": {"audio_guidance_scale": 5}})).eval_generation.audio_guidance_scale == 5
+
+
 def test_model_and_model_type_are_required() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config_from_mapping({"rewards": {"reward_model": "jpeg_compressibility"}})

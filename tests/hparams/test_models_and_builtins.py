@@ -153,6 +153,32 @@ def test_a_damaged_configuration_of_a_component_is_named(tmp_path: Path, text: s
         check_pipeline_folder(folder, SPEC)
 
 
+@pytest.mark.parametrize(
+    ("model", "field", "words"),
+    [
+        ({"frozen_parameters_dtype": {"vea": "bf16"}}, "frozen_parameters_dtype", "'vea' is no network of"),
+        (
+            {"component_load_dtypes": {"scheduler": "bf16"}},
+            "component_load_dtypes",
+            "its networks: text_encoder, trans",
+        ),
+        (
+            {"finetune_type": "full", "frozen_parameters_dtype": {"transformer": "bf16"}},
+            "frozen_parameters_dtype",
+            "'transformer' is trained in full",
+        ),
+        ({"frozen_parameters_dtype": {"default": "bf16", "vae": "fp32"}}, "", ""),
+    ],
+)
+def test_dtypes_are_of_networks_that_are_there(tmp_path: Path, model: dict[str, Any], field: str, words: str) -> None:
+    folder = make_folder(tmp_path)
+    for name in ("scheduler", "tokenizer"):
+        (folder / name / "config.json").rename(folder / name / f"{name}_config.json")
+    problems = inspect_local_model(load({"model": {"model_name_or_path": str(folder), **model}})).problems
+    assert [p.path for p in problems] == ([("model", field)] if field else [])
+    assert words in "".join(p.message for p in problems)
+
+
 def test_a_component_of_another_class_is_a_warning(tmp_path: Path) -> None:
     """diffusers loads the index's class, and says nothing of the other."""
     folder = make_folder(tmp_path, vae=["diffusers", "AutoencoderKL"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerAncestralDiscreteScheduler
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerAncestralDiscreteScheduler, PNDMScheduler
 
 from flow_factory.errors import InputError
 from flow_factory.models.stable_diffusion import coordinates as flow
@@ -55,3 +55,14 @@ def test_time_of_a_freely_drawn_sigma() -> None:
 def test_a_scheduler_that_draws_noise_is_refused(scheduler: Any) -> None:
     with pytest.raises(InputError, match="DDIMScheduler"):
         flow.make_scheduler(scheduler, 4, "cpu")
+
+
+@pytest.mark.parametrize(
+    "scheduler", [PNDMScheduler(steps_offset=1, skip_prk_steps=True), DDIMScheduler(steps_offset=1)]
+)
+@pytest.mark.parametrize("number", [1000, 1001, 5000])
+def test_more_steps_than_timesteps_are_refused(scheduler: Any, number: int) -> None:
+    """Their spacing would be 0: a rollout without a single step."""
+    with pytest.raises(InputError, match=rf"num_inference_steps is {number}, but the checkpoint knows 1000 timesteps"):
+        flow.make_scheduler(scheduler, number, "cpu")
+    assert len(flow.make_scheduler(scheduler, 500, "cpu").timesteps) >= 500

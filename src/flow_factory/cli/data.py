@@ -117,7 +117,7 @@ def make_preferences(
     """
     from flow_factory.data_utils.offline_writer import check_free
 
-    opened = open_source(source, overrides, checkpoint, ema)
+    opened = open_source(source, overrides, checkpoint, ema, evaluates=True)
     check_model(opened.config)
     check_free(output)
     records = _prompts_of(opened, prompts, split)[:limit]

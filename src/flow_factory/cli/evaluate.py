@@ -63,7 +63,7 @@ def evaluate(
     """
     from flow_factory.errors import InputError
 
-    opened = open_source(source, overrides, checkpoint, ema)
+    opened = open_source(source, overrides, checkpoint, ema, evaluates=True)
     if compare and opened.trained is None:
         raise InputError(
             f"{source!r} has no trained weights to compare with; give the folder of a run, or model.resume_path=PATH."

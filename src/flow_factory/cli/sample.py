@@ -71,7 +71,7 @@ def sample(
     from flow_factory.data_utils.prompt_choice import choose_prompts
     from flow_factory.errors import InputError
 
-    opened = open_source(source, overrides, checkpoint, ema)
+    opened = open_source(source, overrides, checkpoint, ema, evaluates=True)
     if (compare or without_lora) and opened.trained is None:
         raise InputError(
             f"{source!r} has no trained weights to compare with or to leave out; give the folder of a run, or "

@@ -84,6 +84,7 @@ def open_source(
     checkpoint: str | None = None,
     averaged: bool | None = None,
     need_run: bool = False,
+    evaluates: bool = False,
 ) -> Source:
     """Reads a configuration or a run folder, and finds the run's weights. Imports nothing heavy.
 
@@ -93,6 +94,7 @@ def open_source(
         checkpoint: As `--checkpoint`.
         averaged: As `--ema` (True) and `--live` (False).
         need_run: Whether a configuration file is not enough.
+        evaluates: Whether samples are made as `eval:` says, so that it is checked even where training never evaluates.
 
     Raises:
         InputError: If the path is neither, or the run has no such weights.
@@ -100,6 +102,12 @@ def open_source(
     from flow_factory.checkpoints.selection import select_weights
     from flow_factory.hparams import load_config
     from flow_factory.tracking.run_folder import CONFIG
+
+    def load(file: Path) -> Arguments:
+        config = load_config(file, overrides or [])
+        if evaluates and not config.eval_args.eval_freq:
+            return load_config(file, [*(overrides or []), "eval.eval_freq=1"])
+        return config
 
     path = Path(given).expanduser()
     if not path.is_dir():
@@ -112,7 +120,7 @@ def open_source(
                 f"--checkpoint, --ema and --live choose among the weights of a run, and {given!r} is a configuration. "
                 f"Give the run's folder, or name weights with model.resume_path=PATH."
             )
-        return Source(load_config(path, overrides or []), path.stem)
+        return Source(load(path), path.stem)
     if (path / "manifest.json").is_file() and (path.parent.parent / CONFIG).is_file():
         checkpoint = checkpoint if checkpoint is not None else str(path)
         path = path.parent.parent
@@ -121,7 +129,7 @@ def open_source(
             f"{given!r} is not the folder of a run: it has no {CONFIG}. Runs are in log.save_dir (save/ by default), "
             f"one folder each."
         )
-    config = load_config(path / CONFIG, overrides or [])
+    config = load(path / CONFIG)
     weights = select_weights(path, checkpoint, averaged)
     if weights.kind != config.model_args.finetune_type:
         raise InputError(

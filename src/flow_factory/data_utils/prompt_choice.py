@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flow_factory.contracts import Modality
+from flow_factory.data_utils.json_lines import has_lone_surrogate
 from flow_factory.data_utils.prompt_dataset import MediaFile, media_files
 from flow_factory.data_utils.prompt_files import (
     PromptRow,
@@ -127,4 +128,6 @@ def _check_text_suffices(config: Arguments) -> None:
 def _row(text: str) -> PromptRow:
     if not text.strip():
         raise InputError(f"--prompt {text!r} is empty; give a text, or leave it out for the evaluation set's prompts.")
+    if has_lone_surrogate(text):  # what a shell hands on that is no UTF-8
+        raise InputError(f"--prompt {text!r} is no UTF-8; write it in UTF-8, or give a file with --prompts.")
     return PromptRow(text.strip())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import SECTIONS, Arguments, LauncherArguments
@@ -219,15 +219,19 @@ class _Builder:
         return arguments, generation
 
     def _inherit(self, values: dict[str, Any], train: Any, generation: Any, spec: ModelSpec | None) -> dict[str, Any]:
-        """Fields of `eval:` that are not given take train's value."""
+        """Fields of `eval:` that are not given take train's value; so does null where it has no meaning of its own."""
         filled = dict(values)
         for field in INHERITED_BY_EVAL:
             if filled.get(field) is None and hasattr(train, field):
                 filled[field] = getattr(train, field)
             elif filled.get(field, field) is None:
                 del filled[field]  # a trainer that rolls nothing out has no such field: eval's own default holds
-        for field in spec.generation_fields() if spec is not None and generation is not None else ():
-            if filled.get(field) is None:
+        if spec is None or generation is None:
+            return filled
+        kinds = get_type_hints(spec.generation_arguments)
+        for field in spec.generation_fields():
+            means_itself = field in filled and type(None) in get_args(kinds[field])
+            if filled.get(field) is None and not means_itself:
                 filled[field] = getattr(generation, field)
         return filled
 

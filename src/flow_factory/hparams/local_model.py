@@ -92,7 +92,9 @@ def _lacking(config: Arguments, folder: Path | None) -> Iterator[Problem]:
 
 
 def unfit_fields(config: Arguments, folder: Path | None) -> Iterator[Problem]:
-    """The model's own fields that do not fit the checkpoint, as far as it is known (None: not local)."""
+    """The model's own fields, and names of components, that do not fit the checkpoint, if it is known (else None)."""
+    if folder is not None:
+        yield from _unused_dtypes(config, folder)
     check = config.spec.check_fields
     if check is None:
         return
@@ -106,6 +108,28 @@ def unfit_fields(config: Arguments, folder: Path | None) -> Iterator[Problem]:
         except FieldError as error:
             path = (section, error.field)
             yield Problem(path, error.message, config.origins.place(path))
+
+
+def _unused_dtypes(config: Arguments, folder: Path) -> Iterator[Problem]:
+    """dtypes of what is no network of the checkpoint, which would have no effect."""
+    model = config.model_args
+    frozen = model.frozen_parameters_dtype if isinstance(model.frozen_parameters_dtype, dict) else {}
+    networks = sorted(file.parent.name for file in folder.glob("*/config.json"))
+    for field_name, dtypes in (
+        ("frozen_parameters_dtype", frozen),
+        ("component_load_dtypes", model.component_load_dtypes),
+    ):
+        path = ("model", field_name)
+        for name in sorted(dtypes.keys() - {"default", *networks}):
+            known = ", ".join(networks)
+            yield Problem(
+                path, f"{name!r} is no network of {folder}; its networks: {known}.", config.origins.place(path)
+            )
+    path = ("model", "frozen_parameters_dtype")
+    for name in model.components if model.finetune_type == "full" else ():
+        if name in frozen:
+            message = f"{name!r} is trained in full, in trainable_parameters_dtype; take it out."
+            yield Problem(path, message, config.origins.place(path))
 
 
 def local_folder(name: str) -> Path | None:

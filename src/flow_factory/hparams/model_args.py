@@ -77,6 +77,10 @@ class ModelArguments(Section):
             )
         if isinstance(self.target_modules, list) and not self.target_modules:
             raise FieldError("target_modules", "is empty; write `all` or a list of module name suffixes.")
+        if len(set(self.components)) < len(self.components):
+            raise FieldError("target_components", f"{self.components} names a component twice; once is enough.")
+        if "." in self.lora_adapter_name:
+            raise FieldError("lora_adapter_name", f"{self.lora_adapter_name!r} cannot name an adapter; leave dots out.")
         if not self.components:
             raise FieldError("target_components", "is empty; name at least one component, e.g. transformer.")
 

@@ -23,7 +23,7 @@ def make_scheduler(scheduler: Any, num_steps: int, device: torch.device | str) -
     """A deep copy that has been asked for `num_steps`.
 
     Raises:
-        InputError: If its steps draw noise from the global generator.
+        InputError: If its steps draw noise from the global generator, or it has not so many.
     """
     name = type(scheduler).__name__
     if any(part in name for part in _DRAWS_NOISE) or "sde" in str(scheduler.config.get("algorithm_type", "")):
@@ -33,7 +33,15 @@ def make_scheduler(scheduler: Any, num_steps: int, device: torch.device | str) -
             f"scheduler.dynamics_type."
         )
     own = copy.deepcopy(scheduler)
-    own.set_timesteps(num_steps, device=device)
+    trained = scheduler.config.num_train_timesteps
+    if num_steps <= trained:
+        own.set_timesteps(num_steps, device=device)
+    # Beyond that a scheduler's spacing is 0: it steps on the spot. Near it, its offset can lead past the last timestep.
+    if num_steps > trained or float(own.timesteps.max()) >= trained:
+        raise InputError(
+            f"num_inference_steps is {num_steps}, but the checkpoint knows {trained} timesteps, and {name} cannot take "
+            f"so many steps on them; use fewer."
+        )
     return own
 
 
