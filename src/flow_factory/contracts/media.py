@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 
 class Modality(str, Enum):
@@ -38,13 +39,13 @@ class SoundFormat:
 
     Attributes:
         sample_rate: Hz.
-        layout: Its channels, as FFmpeg calls them: "mono" or "stereo".
+        channels: 1 or 2.
         samples: Of each channel; as many as the model makes for the frames that are trained on.
         frame_rate: Frames per second of the videos.
     """
 
     sample_rate: int
-    layout: str
+    channels: Literal[1, 2]
     samples: int
     frame_rate: float
 

@@ -107,7 +107,8 @@ def read_soundtrack(path: Path, sound: SoundFormat, place: str = "") -> Audio:
 
         video, stream = streams(container, path, place)
         offset = round((start_time(stream) - start_time(video)) * sound.sample_rate)
-        resampler = av.AudioResampler(format="fltp", layout=sound.layout, rate=sound.sample_rate)
+        layout = "mono" if sound.channels == 1 else "stereo"
+        resampler = av.AudioResampler(format="fltp", layout=layout, rate=sound.sample_rate)
         chunks: list[np.ndarray] = []
         decoded = 0
         for frame in itertools.chain(container.decode(stream), [None]):  # None flushes what the resampler still holds
@@ -117,7 +118,7 @@ def read_soundtrack(path: Path, sound: SoundFormat, place: str = "") -> Audio:
             if decoded >= sound.samples - offset:
                 break
     begin = max(0, offset)
-    heard = np.concatenate(chunks, axis=1) if chunks else np.zeros((1, 0), dtype=np.float32)
+    heard = np.concatenate(chunks, axis=1) if chunks else np.zeros((sound.channels, 0), dtype=np.float32)
     heard = heard[:, begin - offset :][:, : max(0, sound.samples - begin)]
     count = heard.shape[1]
     if sound.samples - count > SILENCE * sound.sample_rate:
@@ -125,6 +126,6 @@ def read_soundtrack(path: Path, sound: SoundFormat, place: str = "") -> Audio:
             f"{subject(path, place)} has sound for {count / sound.sample_rate:.2f} of the {sound.seconds:.2f} seconds "
             f"that are trained on; replace the file or remove its record."
         )
-    waveform = np.zeros((len(heard), sound.samples), dtype=np.float32)
+    waveform = np.zeros((sound.channels, sound.samples), dtype=np.float32)
     waveform[:, begin : begin + count] = heard
     return Audio(torch.from_numpy(waveform).clamp(-1, 1), sound.sample_rate)

@@ -28,7 +28,7 @@ from flow_factory.data_utils.offline_plan import OfflineEntry, OfflinePlan
 from flow_factory.data_utils.prompt_dataset import PromptRecord
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
-from flow_factory.samples import Condition, VideosWithSound, VideoWithSound
+from flow_factory.samples import Audio, Condition, VideosWithSound, VideoWithSound
 from flow_factory.samples.noise import Purpose, derive_seed
 
 if TYPE_CHECKING:
@@ -112,6 +112,16 @@ def load_medium(entry: OfflineEntry, arm: str) -> Tensor | VideoWithSound:
     pictures = [Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy()) for frame in frames]
     video = torch.stack([_fitted(picture, entry.size) for picture in pictures])
     return video if entry.sound is None else VideoWithSound(video, read_soundtrack(file.path, entry.sound, place))
+
+
+def blank_medium(entry: OfflineEntry) -> Tensor | VideoWithSound:
+    """What `load_medium` gives, in shape, without a file."""
+    frames = () if entry.frames is None else (entry.frames,)
+    visible = torch.zeros(*frames, 3, *entry.size, dtype=torch.uint8)
+    if entry.sound is None:
+        return visible
+    silence = torch.zeros(entry.sound.channels, entry.sound.samples)
+    return VideoWithSound(visible, Audio(silence, entry.sound.sample_rate))
 
 
 def _stacked(media: Sequence[Tensor | VideoWithSound]) -> StoredMedia:

@@ -81,6 +81,24 @@ def video_facts(path: Path, place: str = "") -> tuple[Size, int]:
         return (stream.height, stream.width), frames
 
 
+def decode_to_end(path: Path, place: str = "") -> None:
+    """Decodes the first video stream and, if there is any, the first audio stream, and keeps nothing.
+
+    Raises:
+        InputError: If they cannot be decoded, or there are fewer frames than `video_facts` says.
+    """
+    _, promised = video_facts(path, place)
+    with opened(path, place) as container:
+        from av import VideoFrame
+
+        chosen = [*container.streams.video[:1], *container.streams.audio[:1]]
+        frames = sum(isinstance(frame, VideoFrame) for frame in container.decode(chosen))
+    if frames < promised:
+        raise InputError(
+            f"{subject(path, place)} ends after {frames} of {promised} frames; replace the file or remove its record."
+        )
+
+
 def soundtrack_facts(path: Path, place: str = "") -> Soundtrack:
     """Where the first audio stream lies beside the first video stream, with nothing decoded.
 

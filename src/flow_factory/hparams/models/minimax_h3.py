@@ -56,7 +56,7 @@ def sound_format(fields: MiniMaxH3GenerationArguments, folder: Path | None) -> S
     vae = component_config(folder, "audio_vae")
     latents = round(fields.num_frames / FPS * SOUND_LATENTS_PER_SECOND)
     hop = math.prod(vae.get("encoder_rates", [2, 4, 4, 5, 5]))
-    return SoundFormat(int(vae.get("sampling_rate", 32000)), "stereo", latents * hop, FPS)
+    return SoundFormat(int(vae.get("sampling_rate", 32000)), 2, latents * hop, FPS)
 
 
 def size_factor(folder: Path | None, network: str = "transformer") -> int:

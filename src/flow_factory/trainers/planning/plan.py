@@ -12,6 +12,7 @@ import diffusers
 import torch
 import transformers
 
+from flow_factory.data_utils.offline_train_data import blank_medium
 from flow_factory.hparams import Arguments, plan_geometry
 from flow_factory.hparams.geometry import Geometry
 from flow_factory.models.components import autocast_dtype
@@ -296,14 +297,15 @@ class _Planner:
         one = Batch(self.runs, rows, 1, prompts.size, config.train_generation)
         guidance = self.adapter.offline_guidance()
         sampling = arguments.time_sampling
-        grid = setup.run_grid(self.adapter, 1, *prompts.size, config.train_generation)
+        steps = 1 + config.spec.uncounted_steps
+        grid = setup.run_grid(self.adapter, steps, *prompts.size, config.train_generation)
         plain = Costs(self.runs, one).at_training_times(sampling, grid, guidance).high
         facts = CycleFacts(arguments, self.geometry, plain=plain)
         cycle = CycleRows(0, None, None)
         if self.algorithm is not None:
             counted = self.algorithm.count(facts)
             cycle = CycleRows(0, counted.frozen, counted.trained)
-        media = [torch.zeros(3, *prompts.size, dtype=torch.uint8)] * stored.batch
+        media = [blank_medium(replace(stored.entries[0], size=prompts.size))] * stored.batch
         note = f"{stored.batch} media of {prompts.size[0]} x {prompts.size[1]}"
         self.parts.append(memory.traced_part("VAE encode", note, lambda: self.runs.encode_media(media)))
         arms = 1 if self.algorithm is None else self.algorithm.arms
