@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,14 @@ def save(item: MediaItem, stem: Path) -> Path:
     return path
 
 
-def save_with_sound(video: Video, sound: Audio, stem: Path) -> Path:
-    """Writes a video with its sound track, without loss; the suffix is added to `stem`."""
+def save_with_sound(video: Video, sound: Audio, stem: Path, start: float = 0.0) -> Path:
+    """Writes a video with a sound track that starts so many seconds later, without loss; adds the suffix to `stem`."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     path = stem.with_suffix(".mkv")
     with av.open(str(path), "w") as container:
         streams = _frame_stream(container, video), _sound_stream(container, sound)  # both before the first packet
         _encode_frames(container, video, streams[0])
-        _encode_sound(container, sound, streams[1])
+        _encode_sound(container, sound, streams[1], start)
     return path
 
 
@@ -98,9 +99,10 @@ def _sound_stream(container: av.container.OutputContainer, audio: Audio) -> Any:
     return container.add_stream("pcm_f32le", rate=audio.sample_rate, layout=_layout(audio))
 
 
-def _encode_sound(container: av.container.OutputContainer, audio: Audio, stream: Any) -> None:
+def _encode_sound(container: av.container.OutputContainer, audio: Audio, stream: Any, start: float = 0.0) -> None:
     interleaved = np.ascontiguousarray(audio.waveform.T.reshape(1, -1).numpy())
     frame = av.AudioFrame.from_ndarray(interleaved, format="flt", layout=_layout(audio))
     frame.sample_rate = audio.sample_rate
+    frame.pts, frame.time_base = round(start * audio.sample_rate), Fraction(1, audio.sample_rate)
     container.mux(stream.encode(frame))
     container.mux(stream.encode())

@@ -47,6 +47,8 @@ from flow_factory.trainers.rollouts import STORAGE_DTYPES, RolloutPlan, SDESteps
 
 _MAX_CYCLES = 1000
 _CPU = torch.device("cpu")
+# Of a grid of which one time is looked at: one step is too few for some schedulers, and for a strength below 1.
+_GRID_STEPS = 10
 
 
 def plan_run(config: Arguments, device_type: str = "cpu") -> RunPlan:
@@ -297,8 +299,7 @@ class _Planner:
         one = Batch(self.runs, rows, 1, prompts.size, config.train_generation)
         guidance = self.adapter.offline_guidance()
         sampling = arguments.time_sampling
-        steps = 1 + config.spec.uncounted_steps
-        grid = setup.run_grid(self.adapter, steps, *prompts.size, config.train_generation)
+        grid = setup.run_grid(self.adapter, _GRID_STEPS, *prompts.size, config.train_generation)
         plain = Costs(self.runs, one).at_training_times(sampling, grid, guidance).high
         facts = CycleFacts(arguments, self.geometry, plain=plain)
         cycle = CycleRows(0, None, None)
