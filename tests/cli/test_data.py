@@ -11,7 +11,9 @@ from PIL import Image
 from flow_factory.hparams import save_config
 from flow_factory.rewards.shapes_styles import hollowness
 from flow_factory.rewards.shapes_world import parse_caption, scenes, split_of
+from flow_factory.tracking.players import encode_mp4
 from tests.cli.data_support import error_of, examples, flow_factory
+from tests.parity.media import clip, save, save_with_sound, tone
 from tests.trainers.offline_support import make_dataset, offline_config, picture, record, write_records
 from tests.trainers.support import make_config
 
@@ -69,6 +71,23 @@ def test_validate_against_a_model(tmp_path: Path) -> None:
     shutil.move(tmp_path / "images", tmp_path / "elsewhere")
     assert "is not a file under" in error_of(flow_factory("data", "validate", tmp_path))
     assert flow_factory("data", "validate", tmp_path, "--image-dir", tmp_path / "elsewhere").exit_code == 0
+
+
+def test_validate_decodes_videos_with_their_sound(tmp_path: Path) -> None:
+    path = save_with_sound(clip(0), tone(0, 1.0), tmp_path / "videos" / "a")
+    row = record("demonstration", "x", path.name)
+    row["supervision"]["target"]["media"][0]["type"] = "video"
+    write_records(tmp_path, [row])
+    for options in ([], ["--model-type", "wan2_t2v"], ["--model-type", "minimax-h3-t2va"]):
+        assert "1 demonstrations, all good" in flow_factory("data", "validate", tmp_path, *options).output
+    save(clip(0), tmp_path / "videos" / "a")
+    assert flow_factory("data", "validate", tmp_path).exit_code == 0
+    said = error_of(flow_factory("data", "validate", tmp_path, "--model-type", "minimax-h3-t2va"))
+    assert "has no sound track" in said
+    whole = encode_mp4(clip(0, 24).frames, 24.0)
+    begin = whole.index(b"mdat") + 1500
+    path.write_bytes(whole[:begin] + bytes(2500) + whole[begin + 2500 :])
+    assert "a.mkv cannot be decoded" in error_of(flow_factory("data", "validate", tmp_path))
 
 
 def test_validate_decodes_the_inputs_too(tmp_path: Path) -> None:

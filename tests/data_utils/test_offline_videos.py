@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from flow_factory.contracts import SoundFormat
+from flow_factory.data_utils.media_files import read_soundtrack
 from flow_factory.data_utils.offline_files import OfflineScan, scan_offline_dataset
 from flow_factory.data_utils.offline_plan import OfflinePlan, plan_offline_data
-from flow_factory.data_utils.offline_train_data import load_medium
-from flow_factory.data_utils.video_files import video_facts
+from flow_factory.data_utils.offline_train_data import blank_medium, load_medium
+from flow_factory.data_utils.video_files import Soundtrack, decode_to_end, video_facts
 from flow_factory.errors import InputError
-from flow_factory.hparams import DatasetArguments, get_model_spec
-from flow_factory.samples import Video
-from tests.parity.media import clip, save
-from tests.trainers.offline_support import offline_config, record, write_records
+from flow_factory.hparams import DatasetArguments, get_model_spec, load_config_from_mapping
+from flow_factory.samples import Audio, Video, VideosWithSound, VideoWithSound
+from flow_factory.tracking.players import encode_mp4
+from tests.parity.media import clip, save, save_with_sound, tone
+from tests.trainers.offline_support import offline_config, offline_mapping, record, write_records
 
 
 def store(folder: Path, *clips: Video, kind: str = "demonstration") -> Path:
@@ -74,8 +78,6 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes | None, reason: str)
 
 
 def test_a_file_without_pictures_is_named(tmp_path: Path) -> None:
-    from tests.parity.media import tone
-
     path = save(tone(0), tmp_path / "a")
     with pytest.raises(InputError, match="holds no video frames"):
         video_facts(path)
@@ -97,3 +99,148 @@ def test_the_first_frames_are_trained_on_at_the_runs_size(tmp_path: Path) -> Non
     assert fitted.shape == (5, 3, 32, 48) and fitted.dtype == torch.uint8
     # Cut around the middle: 48 x 48 to 48 wide, 8 rows off above and below.
     assert torch.equal(fitted, other.frames[:5, :, 8:40])
+
+
+# Videos with sound ---------------------------------------------------------------------------------------------------
+
+H3 = "minimax-h3-t2va"
+RATE = 32000
+SOUND = SoundFormat(sample_rate=RATE, channels=2, samples=RATE // 4, frame_rate=24)
+"""A quarter of a second: six frames."""
+
+
+def noise(seconds: float, channels: int = 2, rate: int = RATE) -> Audio:
+    g = torch.Generator().manual_seed(round(1000 * seconds))
+    return Audio(torch.rand(channels, round(seconds * rate), generator=g) * 2 - 1, rate)
+
+
+def sounding(folder: Path, sound: Audio, frames: int = 6, fps: float = 24.0, start: float = 0.0) -> Path:
+    return save_with_sound(clip(0, frames, (32, 48), fps), sound, folder / "videos" / "0", start)
+
+
+def scan_sound(folder: Path, *media: dict[str, str]) -> OfflineScan:
+    row = record("demonstration", "x", "0.mkv")
+    row["supervision"]["target"]["media"] = list(media) or [{"type": "video", "path": "0.mkv"}]
+    write_records(folder, [row])
+    dataset = DatasetArguments(name="toy", dataset_dir=str(folder))
+    return scan_offline_dataset(dataset, "train", io=get_model_spec(H3).io)
+
+
+def plan_sound(folder: Path) -> OfflinePlan:
+    scan_sound(folder)
+    changes = {
+        "model.model_type": H3,
+        "train.num_frames": 124,
+        "train.resolution": [32, 64],
+        "train.per_device_batch_size": 1,
+        "train.gradient_accumulation_steps": 1,
+    }
+    mapping = offline_mapping(Path("org/h3"), folder, folder)
+    for section in ("train", "eval"):
+        del mapping[section]["max_sequence_length"]
+    for path, value in changes.items():
+        section, name = path.split(".")
+        mapping[section][name] = value
+    return plan_offline_data(load_config_from_mapping(mapping))
+
+
+def test_a_video_has_its_sound_in_its_file(tmp_path: Path) -> None:
+    path = sounding(tmp_path, noise(0.3), start=0.05)
+    (example,) = scan_sound(tmp_path).examples
+    assert example.frames == 6 and example.soundtracks == (Soundtrack(24.0, 0.05, pytest.approx(0.35)),)
+    (problem,) = scan_sound(tmp_path, {"type": "video", "path": "0.mkv"}, {"type": "audio", "path": "0.wav"}).problems
+    assert "holds video, audio; the model gives video, whose file has the sound as a track" in problem
+    save(clip(0, 6, (32, 48)), tmp_path / "videos" / "0")
+    (problem,) = scan_sound(tmp_path).problems
+    assert f"media[0].path: {path} has no sound track, and the model learns videos with their sound" in problem
+
+
+@pytest.mark.parametrize(
+    ("seconds", "start", "fps", "message"),
+    [
+        (5.2, 0.0, 24.0, None),
+        (5.1, 0.0, 24.0, None),
+        (5.0, 0.05, 24.0, r"train\.jsonl:1: a video has sound from 0\.05 to 5\.05 seconds, .* the first 5\.17; remove"),
+        (5.2, 0.3, 24.0, "sound from 0.30 to 5.50 seconds"),
+        (5.2, 0.0, 30.0, "a video has 30 frames a second, but the model makes 24, .* bring the video to that rate"),
+    ],
+)
+def test_sounds_that_do_not_last_or_go_with_the_frames(
+    tmp_path: Path, seconds: float, start: float, fps: float, message: str | None
+) -> None:
+    sounding(tmp_path, noise(seconds, rate=8000), frames=124, fps=fps, start=start)
+    if message is None:
+        (entry,) = plan_sound(tmp_path).entries
+        assert entry.sound == SoundFormat(RATE, 2, 207 * 800, 24)
+        return
+    with pytest.raises(InputError, match=message):
+        plan_sound(tmp_path)
+
+
+def test_a_sound_is_cut_to_its_frames(tmp_path: Path) -> None:
+    sound = noise(0.5)
+    read = read_soundtrack(sounding(tmp_path, sound), SOUND)
+    assert read.sample_rate == RATE and torch.equal(read.waveform, sound.waveform[:, : SOUND.samples])
+
+
+def test_sound_begins_with_the_first_frame(tmp_path: Path) -> None:
+    sound, late = noise(0.22), RATE // 50
+    waveform = read_soundtrack(sounding(tmp_path, sound, start=0.02), SOUND).waveform
+    assert not waveform[:, :late].any() and torch.equal(waveform[:, late : late + 7040], sound.waveform)
+    assert waveform.shape == (2, SOUND.samples) and not waveform[:, late + 7040 :].any()
+
+
+def test_what_is_missing_is_silent_up_to_a_tenth_of_a_second(tmp_path: Path) -> None:
+    sound = noise(0.16)
+    waveform = read_soundtrack(sounding(tmp_path, sound), SOUND).waveform
+    assert torch.equal(waveform[:, :5120], sound.waveform) and not waveform[:, 5120:].any()
+    path = sounding(tmp_path, noise(0.14))
+    with pytest.raises(InputError, match=rf"here:3: {path} has sound for 0\.14 of the 0\.25 seconds"):
+        read_soundtrack(path, SOUND, "here:3")
+
+
+def test_mono_becomes_two_channels_of_half_its_power(tmp_path: Path) -> None:
+    sound = noise(0.3, channels=1)
+    waveform = read_soundtrack(sounding(tmp_path, sound), SOUND).waveform
+    expected = sound.waveform[:, : SOUND.samples].expand(2, -1) / 2**0.5
+    torch.testing.assert_close(waveform, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [16000, 48000])
+def test_sound_is_brought_to_the_models_rate(tmp_path: Path, rate: int) -> None:
+    waveform = read_soundtrack(sounding(tmp_path, tone(1, 0.3, rate)), SOUND).waveform
+    expected = tone(1, 0.3, RATE).waveform[:, : SOUND.samples]
+    assert (waveform - expected)[:, 100:].abs().max() < 0.01
+
+
+def test_sound_of_an_mp4_stays_with_its_frames(tmp_path: Path) -> None:
+    """AAC has silence in front, which its decoder leaves out."""
+    t = torch.arange(RATE) / RATE
+    sweep = torch.sin(2 * torch.pi * (200 + 400 * t) * t).repeat(2, 1) / 2
+    path = tmp_path / "a.mp4"
+    path.write_bytes(encode_mp4(clip(0, 24, (32, 48)).frames, 24.0, Audio(sweep, RATE)))
+    read = read_soundtrack(path, replace(SOUND, samples=RATE - 2000)).waveform
+    errors = [(read[:, 2000:20000] - sweep[:, 2000 + lag : 20000 + lag]).abs().mean() for lag in (-8, 0, 8)]
+    assert min(errors) == errors[1] < 0.02
+
+
+def test_an_example_is_frames_with_sound(tmp_path: Path) -> None:
+    sounding(tmp_path, noise(5.3), frames=130)
+    (entry,) = plan_sound(tmp_path).entries
+    medium, blank = load_medium(entry, "target"), blank_medium(entry)
+    assert isinstance(medium, VideoWithSound) and isinstance(blank, VideoWithSound)
+    assert medium.frames.shape == blank.frames.shape == (124, 3, 32, 64)
+    assert medium.sound.waveform.shape == blank.sound.waveform.shape == (2, 207 * 800)
+    batch = VideosWithSound.stack([medium, blank])
+    assert all(torch.equal(a.frames, b.frames) for a, b in zip(batch.unbind(), (medium, blank), strict=True))
+
+
+def test_videos_are_decoded_to_their_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    whole = encode_mp4(clip(0, 24, (32, 48)).frames, 24.0, noise(0.3))
+    path.write_bytes(whole)
+    decode_to_end(path)
+    begin = whole.index(b"mdat") + 1500
+    path.write_bytes(whole[:begin] + bytes(2500) + whole[begin + 2500 :])
+    with pytest.raises(InputError, match=f"here:3: {path} (cannot be decoded|ends after)"):
+        decode_to_end(path, "here:3")

@@ -289,8 +289,15 @@ def test_stored_media_cannot_be_encoded(bench: Open, name: str) -> None:
     """There is nothing that makes the audio VAE's spectrograms of a waveform. Trainers refuse such models at once."""
     adapter = bench(name).fresh
     assert not adapter.supports_output_encoding
-    with pytest.raises(InputError, match=r"'ltx2_\w+' cannot encode its output media"):
+    with pytest.raises(InputError, match=r"'ltx2_\w+' cannot encode its output media .*: its audio VAE reads mel spec"):
         adapter.encode_output_state([])
+    mapping = bench(name).mapping()
+    mapping["train"] = {"trainer_type": "sft", "resolution": [32, 64], "per_device_batch_size": 1}
+    del mapping["rewards"], mapping["scheduler"]
+    with pytest.raises(
+        ConfigError, match=r"model_type.*cannot encode stored media, .*'sft' learns: its audio VAE reads"
+    ):
+        load_config_from_mapping(mapping)
 
 
 # Checkpoints and fields ----------------------------------------------------------------------------------------------

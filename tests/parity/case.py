@@ -116,12 +116,13 @@ class Case:
         wrapped: Number of LoRA layers of the default targets, counted by hand.
         uncovered: Patterns (fullmatch) of linear layers inside blocks that are left alone on purpose.
         autoencode: The VAE alone: decoded pixels [B, C, (F,) H, W] from pixels, with the posterior's mode between.
+        autoencode_sound: The same of sounds [B, channels, samples], of a model that encodes them.
         load_lora: Loads an exported LoRA, of which the main file is given, into a pipeline.
         load_comfyui: Loads a LoRA of ComfyUI's names into a pipeline, from its files by the model they are for.
         train: Changes to the configuration of trainer cycles, as dotted paths.
         components: What is trained.
         alone: The pipeline's rows depend on their batch (on the longest text); its reference is single calls.
-        deterministic_vae: The encoder has no posterior to sample from.
+        deterministic_encoders: Components that no posterior is sampled for.
     """
 
     key: str
@@ -150,12 +151,13 @@ class Case:
     euler: Callable[[Any], Any] | None = None
     uncovered: tuple[str, ...] = ()
     autoencode: Callable[[Any, Tensor], Tensor] = _through_vae
+    autoencode_sound: Callable[[Any, Tensor], Tensor] | None = None
     load_lora: Callable[[Any, Path], None] = _load_lora
     load_comfyui: Callable[[Any, Mapping[str, Path]], None] = _load_comfyui
     train: Mapping[str, Any] = field(default_factory=dict)
     components: tuple[str, ...] = ("transformer",)
     alone: bool = False
-    deterministic_vae: bool = False
+    deterministic_encoders: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from flow_factory.hparams import Arguments, load_config_from_mapping
-from flow_factory.samples import MediaItem, Video
+from flow_factory.samples import Audio, MediaItem, Video
 from tests.parity.bench import Bench, set_path
-from tests.parity.media import clip, save
+from tests.parity.media import clip, save, save_with_sound, tone
 from tests.trainers.offline_support import make_dataset, offline_mapping
 from tests.trainers.support import base_mapping
 
@@ -83,19 +83,27 @@ def _offline(bench: Bench, folder: Path) -> dict[str, Any]:
         _store_videos(bench, data)
     _add_stored_media(bench, data)
     mapping = offline_mapping(bench.folder, folder, data)
-    mapping["train"] |= {"gradient_accumulation_steps": 1}
+    mapping["train"] |= {"gradient_accumulation_steps": 2 // min(2, bench.fresh.spec.max_batch or 2)}
     return mapping
 
 
 def _store_videos(bench: Bench, data: Path) -> None:
-    """Puts videos in the place of the dataset's pictures."""
+    """Puts videos in the place of the dataset's pictures; with sound, if the model makes any."""
     file = data / "train.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()]
     for row, record in enumerate(records):
-        video = clip(row, bench.case.generation["num_frames"], bench.case.size)
-        name = save(video, data / "videos" / f"target-{row}").name
+        name = _store_video(bench, row, data / "videos" / f"target-{row}").name
         record["supervision"]["target"]["media"] = [{"type": "video", "path": name}]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def _store_video(bench: Bench, row: int, stem: Path) -> Path:
+    spec, frames, size = bench.fresh.spec, bench.case.generation["num_frames"], bench.case.size
+    if spec.sound is None:
+        return save(clip(row, frames, size), stem)
+    sound = spec.sound(bench.fresh.config.train_generation, bench.folder)
+    mono = Audio(tone(row, frames / sound.frame_rate, 2 * sound.sample_rate).waveform[:1], 2 * sound.sample_rate)
+    return save_with_sound(clip(row, frames, size, sound.frame_rate), mono, stem)
 
 
 def _add_stored_media(bench: Bench, data: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -58,27 +60,49 @@ def save(item: MediaItem, stem: Path) -> Path:
     path = stem.with_suffix(".mkv" if isinstance(item, Video) else ".wav")
     with av.open(str(path), "w") as container:
         if isinstance(item, Video):
-            _encode_frames(container, item)
+            _encode_frames(container, item, _frame_stream(container, item))
         else:
-            _encode_sound(container, item)
+            _encode_sound(container, item, _sound_stream(container, item))
     return path
 
 
-def _encode_frames(container: av.container.OutputContainer, video: Video) -> None:
-    stream = container.add_stream("ffv1", rate=round(video.fps))
+def save_with_sound(video: Video, sound: Audio, stem: Path, start: float = 0.0) -> Path:
+    """Writes a video with a sound track that starts so many seconds later, without loss; adds the suffix to `stem`."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    path = stem.with_suffix(".mkv")
+    with av.open(str(path), "w") as container:
+        streams = _frame_stream(container, video), _sound_stream(container, sound)  # both before the first packet
+        _encode_frames(container, video, streams[0])
+        _encode_sound(container, sound, streams[1], start)
+    return path
+
+
+def _frame_stream(container: av.container.OutputContainer, video: Video) -> Any:
+    stream: Any = container.add_stream("ffv1", rate=round(video.fps))
     stream.height, stream.width = video.frames.shape[-2:]
     stream.pix_fmt = "bgr0"
+    return stream
+
+
+def _encode_frames(container: av.container.OutputContainer, video: Video, stream: Any) -> None:
     for frame in video.frames:
         array = frame.permute(1, 2, 0).contiguous().numpy()
         container.mux(stream.encode(av.VideoFrame.from_ndarray(array, format="rgb24")))
     container.mux(stream.encode())
 
 
-def _encode_sound(container: av.container.OutputContainer, audio: Audio) -> None:
-    layout = "mono" if len(audio.waveform) == 1 else "stereo"
-    stream = container.add_stream("pcm_f32le", rate=audio.sample_rate, layout=layout)
+def _layout(audio: Audio) -> str:
+    return "mono" if len(audio.waveform) == 1 else "stereo"
+
+
+def _sound_stream(container: av.container.OutputContainer, audio: Audio) -> Any:
+    return container.add_stream("pcm_f32le", rate=audio.sample_rate, layout=_layout(audio))
+
+
+def _encode_sound(container: av.container.OutputContainer, audio: Audio, stream: Any, start: float = 0.0) -> None:
     interleaved = np.ascontiguousarray(audio.waveform.T.reshape(1, -1).numpy())
-    frame = av.AudioFrame.from_ndarray(interleaved, format="flt", layout=layout)
+    frame = av.AudioFrame.from_ndarray(interleaved, format="flt", layout=_layout(audio))
     frame.sample_rate = audio.sample_rate
+    frame.pts, frame.time_base = round(start * audio.sample_rate), Fraction(1, audio.sample_rate)
     container.mux(stream.encode(frame))
     container.mux(stream.encode())

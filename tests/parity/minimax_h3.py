@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from diffusers import (
     AutoencoderKLMiniMaxH3,
     AutoencoderKLMiniMaxH3Audio,
@@ -147,6 +148,21 @@ def call(made: Any, *, prompt: list[str], generator: list[Any], output_type: str
     return SimpleNamespace(frames=state.get("videos"), audio=state.get("audio"))
 
 
+def autoencode(made: Any, pixels: Tensor) -> Tensor:
+    """The video VAE alone, which reads pixels normalised as ImageNet's are."""
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1, 1) for values in (made.pixel_mean, made.pixel_std))
+    decoded = made.vae.decode(made.vae.encode((pixels - mean) / std).latent_dist.mode()).sample
+    return (decoded * std + mean).clamp(0, 1)  # as the pipeline does, before it makes bytes
+
+
+def autoencode_sound(made: Any, waveforms: Tensor) -> Tensor:
+    """The audio VAE alone, a channel at a time."""
+    channels = [
+        made.audio_vae.decode(made.audio_vae.encode(x).latent_dist.mode()).sample for x in waveforms.split(1, 1)
+    ]
+    return torch.cat(channels, dim=1)
+
+
 def layout(made: Any, state: LatentState) -> dict[str, Tensor]:
     """As the pipeline's decoders take them."""
     return {name: state[name] for name in ("video", "audio")}
@@ -163,6 +179,9 @@ FAMILY: dict[str, Any] = {
     "invoke": call,
     "layout": layout,
     "output": video_with_sound,
+    "autoencode": autoencode,
+    "autoencode_sound": autoencode_sound,
+    "deterministic_encoders": frozenset({"audio"}),
     "euler": lambda scheduler: scheduler,  # its steps are Euler's
     "uncovered": (r".*\.adaln_proj\.linear",),
 }

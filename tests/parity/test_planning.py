@@ -192,6 +192,19 @@ def test_decoded_and_stored_media_have_all_their_frames(bench: Bench, tmp_path: 
     assert stored.note == ("2 videos of 5 frames of 32 x 48" if bench.makes_videos else "2 pictures of 32 x 48")
 
 
+def test_a_plan_of_stored_examples(bench: Bench, tmp_path: Path) -> None:
+    """Pictures, videos and videos with sound are encoded; once for each model."""
+    if next(case for case in all_cases() if case.key == bench.case.key) is not bench.case:
+        pytest.skip("another variant of this model is planned")
+    if not bench.fresh.supports_output_encoding:
+        pytest.skip(f"{bench.case.key} has no encoder for its output media")
+    plan = plan_run(cycle_config(bench, "sft", tmp_path))
+    parts = {part.name: part.bytes for part in plan.memory}
+    assert parts["VAE encode"] is not None and plan.activations.plain is not None
+    (cycle,) = plan.cycles
+    assert cycle.trained is not None and cycle.trained.low == 2
+
+
 def test_a_folder_without_weights_is_enough(bench: Bench, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(bench.folder, bare, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))

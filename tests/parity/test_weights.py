@@ -18,6 +18,7 @@ from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
 from flow_factory.models import images, videos
 from flow_factory.models.comfyui import DiffusersNames
+from flow_factory.samples import Audio, VideoWithSound
 from tests.models.support import generators, stir
 from tests.parity.bench import SEEDS, Bench
 from tests.parity.test_sampling import assert_latents, named
@@ -105,28 +106,60 @@ def test_media_are_encoded_and_decoded(bench: Bench) -> None:
         pytest.skip(f"{bench.case.key} has no encoder for its output media")
     height, width = bench.case.size
     to_bytes = videos.video_bytes if bench.makes_videos else images.to_bytes
-    frames = (bench.case.generation["num_frames"],) if bench.makes_videos else ()
-    g = torch.Generator().manual_seed(0)
-    media = [torch.randint(0, 256, (*frames, 3, height, width), generator=g, dtype=torch.uint8) for _ in SEEDS]
+    media = _random_media(bench)
     state = adapter.encode_output_state(media)
-    condition = bench.condition(adapter, bench.case.settings[0])
-    noise = adapter.prepare_latents(condition, generators(list(SEEDS)), height, width)
-    assert {n: x.shape for n, x in state.items()} == {n: x.shape for n, x in noise.items()}
-    assert all(x.dtype == torch.float32 and not x.requires_grad for _, x in state.items())
+    # What a rollout's state has beside what is made is pinned.
+    noise = adapter.prepare_latents(
+        bench.condition(adapter, bench.case.settings[0], (0,)), generators([0]), height, width
+    )
+    assert all(name in state.components or not noise.masks[name].any() for name in noise)
+    made = {name: x for name, x in noise.items() if name in state.components}
+    assert {n: x.shape[1:] for n, x in state.items()} == {n: x.shape[1:] for n, x in made.items()}
+    assert all(len(x) == len(SEEDS) and x.dtype == torch.float32 and not x.requires_grad for _, x in state.items())
 
     with torch.no_grad():
-        decoded = bench.case.autoencode(pipeline, _pixels(pipeline, media))
+        decoded = bench.case.autoencode(pipeline, _pixels(pipeline, [_visible(medium) for medium in media]))
     expected = to_bytes(pipeline, decoded)
     got = adapter.decode_latents(state)
     assert float(torch.stack(expected).float().std()) > 2
     for own, plain in zip(got, expected, strict=True):
-        assert (own.int() - plain.int()).abs().max() <= 1
+        assert (_visible(own).int() - plain.int()).abs().max() <= 1
+    _assert_sounds(bench, media, got)
 
     sampled = adapter.encode_output_state(media, generators(list(SEEDS)))
     alone = adapter.encode_output_state(media[1:2], generators([SEEDS[1]]))
     for name, latents in sampled.items():
-        assert torch.allclose(latents, state[name]) == bench.case.deterministic_vae
+        assert torch.allclose(latents, state[name]) == (name in bench.case.deterministic_encoders)
         torch.testing.assert_close(latents[1:2], alone[name], rtol=0, atol=1e-5)
+
+
+def _random_media(bench: Bench) -> list[Any]:
+    """Pictures or videos of bytes, a seed's each; with sounds, if the model makes any."""
+    frames = (bench.case.generation["num_frames"],) if bench.makes_videos else ()
+    g = torch.Generator().manual_seed(0)
+    visible = [torch.randint(0, 256, (*frames, 3, *bench.case.size), generator=g, dtype=torch.uint8) for _ in SEEDS]
+    if bench.fresh.spec.sound is None:
+        return visible
+    sound = bench.fresh.spec.sound(bench.fresh.config.train_generation, bench.folder)
+    waves = [torch.rand(2, sound.samples, generator=g) * 2 - 1 for _ in SEEDS]
+    return [VideoWithSound(v, Audio(wave, sound.sample_rate)) for v, wave in zip(visible, waves, strict=True)]
+
+
+def _visible(medium: Any) -> Tensor:
+    return medium.frames if isinstance(medium, VideoWithSound) else medium
+
+
+def _assert_sounds(bench: Bench, media: Sequence[Any], got: Sequence[Any]) -> None:
+    """Sounds as the audio VAE alone gives them back."""
+    if bench.case.autoencode_sound is None:
+        assert not any(isinstance(medium, VideoWithSound) for medium in got)
+        return
+    with torch.no_grad():
+        waves = torch.stack([medium.sound.waveform for medium in media])
+        expected = bench.case.autoencode_sound(bench.pipeline, waves).clamp(-1, 1)
+    assert float(expected.std()) > 1e-3
+    for own, plain in zip(got, expected, strict=True):
+        torch.testing.assert_close(own.sound.waveform, plain, rtol=0, atol=1e-5)
 
 
 def _pixels(pipeline: Any, media: Sequence[Tensor]) -> Tensor:

@@ -49,7 +49,7 @@ def validate(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Check every record of stored examples and decode every picture, inputs too; list all that are bad."""
+    """Check every record of stored examples and decode every picture and video, inputs too; list all that are bad."""
     from collections import Counter
 
     from flow_factory.errors import InputError
@@ -292,9 +292,11 @@ def _scan(dataset: Any, split: str, io: Any, limit: int | None) -> OfflineScan:
 
 
 def _undecodable(scan: OfflineScan) -> list[str]:
-    """Messages about the pictures of good records that cannot be decoded to their end; their records leave the scan."""
+    """Messages about the media of good records that cannot be decoded to their end; their records leave the scan."""
+    from flow_factory.contracts import Modality
     from flow_factory.data_utils.media_files import read_media
     from flow_factory.data_utils.offline_media import read_image
+    from flow_factory.data_utils.video_files import decode_to_end
     from flow_factory.errors import InputError
 
     found, good = [], []
@@ -309,7 +311,8 @@ def _undecodable(scan: OfflineScan) -> list[str]:
             for files in example.arms.values():
                 for file in files:
                     try:
-                        read_image(file.path, example.place)
+                        decode = decode_to_end if file.modality is Modality.VIDEO else read_image
+                        decode(file.path, example.place)
                     except InputError as error:
                         found.append(str(error))
             good += [example] if len(found) == before else []

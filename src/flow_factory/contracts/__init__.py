@@ -8,7 +8,7 @@ from flow_factory.contracts.execution import (
     ExecutionContract,
     Feedback,
 )
-from flow_factory.contracts.media import MediaSlot, Modality, PipelineIOContract
+from flow_factory.contracts.media import MediaSlot, Modality, PipelineIOContract, SoundFormat
 
 __all__ = [
     "OFFLINE_EXECUTION_CONTRACT",
@@ -20,4 +20,5 @@ __all__ = [
     "MediaSlot",
     "Modality",
     "PipelineIOContract",
+    "SoundFormat",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 
 class Modality(str, Enum):
@@ -30,6 +31,28 @@ class MediaSlot:
     name: str
     required: bool = True
     max_items: int | None = 1
+
+
+@dataclass(frozen=True)
+class SoundFormat:
+    """The sound of stored videos, as a model is trained on it.
+
+    Attributes:
+        sample_rate: Hz.
+        channels: 1 or 2.
+        samples: Of each channel; as many as the model makes for the frames that are trained on.
+        frame_rate: Frames per second of the videos.
+    """
+
+    sample_rate: int
+    channels: Literal[1, 2]
+    samples: int
+    frame_rate: float
+
+    @property
+    def seconds(self) -> float:
+        """How long the sound lasts."""
+        return self.samples / self.sample_rate
 
 
 @dataclass(frozen=True)
@@ -61,6 +84,16 @@ class PipelineIOContract:
             slots.append(slot.name + count)
         some = f" (at least one of {', '.join(self.one_of)})" if self.one_of else ""
         return f"{', '.join(slots)}{some} -> {' and '.join(modality.value for modality in self.outputs)}"
+
+    @property
+    def has_soundtrack(self) -> bool:
+        """Whether a video and its sound are made, which are stored in one file."""
+        return {Modality.VIDEO, Modality.AUDIO} <= set(self.outputs)
+
+    @property
+    def output_files(self) -> tuple[Modality, ...]:
+        """Kinds of the files of a stored output, in order: the sound of a video is a track of its file."""
+        return tuple(kind for kind in self.outputs if not (self.has_soundtrack and kind is Modality.AUDIO))
 
     @property
     def input_modalities(self) -> frozenset[Modality]:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flow_factory.contracts import Modality
+from flow_factory.contracts import Modality, SoundFormat
 from flow_factory.data_utils.offline_media import read_image
 from flow_factory.data_utils.prompt_dataset import MediaFile
-from flow_factory.data_utils.video_files import opened, subject
+from flow_factory.data_utils.video_files import SILENCE, opened, start_time, streams, subject
 from flow_factory.errors import InputError
 from flow_factory.samples import Audio, MediaItem, Video
 
@@ -86,3 +86,46 @@ def read_audio(path: Path) -> Audio:
     if not chunks:
         raise InputError(f"{path} holds no sound; replace the file or remove its record.")
     return Audio(torch.from_numpy(np.concatenate(chunks, axis=1)).clamp(-1, 1), rate)
+
+
+def read_soundtrack(path: Path, sound: SoundFormat, place: str = "") -> Audio:
+    """The sound of a video from its first frame on, float32 [channels, samples] in [-1, 1], as a model hears it.
+
+    FFmpeg brings it to the rate and the channels; mono becomes two channels of half its power each. What the file has
+    beyond the samples is cut off, and what it lacks is silent, up to `SILENCE` seconds.
+
+    Args:
+        path: The file.
+        sound: What the sound is brought to.
+        place: `file:line` that names it, for messages.
+
+    Raises:
+        InputError: If the file has no sound track, lacks more of it, or cannot be decoded.
+    """
+    with opened(path, place) as container:
+        import av
+
+        video, stream = streams(container, path, place)
+        offset = round((start_time(stream) - start_time(video)) * sound.sample_rate)
+        layout = "mono" if sound.channels == 1 else "stereo"
+        resampler = av.AudioResampler(format="fltp", layout=layout, rate=sound.sample_rate)
+        chunks: list[np.ndarray] = []
+        decoded = 0
+        for frame in itertools.chain(container.decode(stream), [None]):  # None flushes what the resampler still holds
+            for part in resampler.resample(frame):
+                chunks.append(part.to_ndarray())
+                decoded += part.samples
+            if decoded >= sound.samples - offset:
+                break
+    begin = max(0, offset)
+    heard = np.concatenate(chunks, axis=1) if chunks else np.zeros((sound.channels, 0), dtype=np.float32)
+    heard = heard[:, begin - offset :][:, : max(0, sound.samples - begin)]
+    count = heard.shape[1]
+    if sound.samples - count > SILENCE * sound.sample_rate:
+        raise InputError(
+            f"{subject(path, place)} has sound for {count / sound.sample_rate:.2f} of the {sound.seconds:.2f} seconds "
+            f"that are trained on; replace the file or remove its record."
+        )
+    waveform = np.zeros((sound.channels, sound.samples), dtype=np.float32)
+    waveform[:, begin : begin + count] = heard
+    return Audio(torch.from_numpy(waveform).clamp(-1, 1), sound.sample_rate)

@@ -16,7 +16,7 @@ from flow_factory.data_utils.offline_media import DECODABLE, Size, image_size, s
 from flow_factory.data_utils.offline_schema import ARMS, Media, StoredExample, Supervision, parse_example
 from flow_factory.data_utils.prompt_dataset import MediaFile, PromptRecord, group_id_of, hash_file, hash_parts
 from flow_factory.data_utils.prompt_files import find_prompt_file, media_folders
-from flow_factory.data_utils.video_files import video_facts
+from flow_factory.data_utils.video_files import Soundtrack, soundtrack_facts, video_facts
 from flow_factory.errors import InputError
 from flow_factory.hparams import DatasetArguments
 
@@ -35,6 +35,7 @@ class OfflineExample:
         frames: Frames of its shortest video; None if its media are no videos.
         place: `file:line`.
         example_id: Signed 64-bit identity of (dataset, row), which its random numbers are drawn by.
+        soundtracks: Where the sounds of its videos lie, for a model that makes videos with their sound.
     """
 
     record: PromptRecord
@@ -43,6 +44,7 @@ class OfflineExample:
     frames: int | None
     place: str
     example_id: int
+    soundtracks: tuple[Soundtrack, ...] = ()
 
 
 @dataclass
@@ -206,9 +208,10 @@ class _Reader:
         for arm, media in stored.supervision.arms.items():
             where = f"supervision.{arm}.media"
             kinds = [m.modality for m in media]
-            if self.io is not None and kinds != list(self.io.outputs):
-                gives = ", ".join(m.value for m in self.io.outputs)
-                yield f"{where}: holds {', '.join(k.value for k in kinds)}; the model gives {gives}."
+            if self.io is not None and kinds != list(self.io.output_files):
+                gives = ", ".join(m.value for m in self.io.output_files)
+                track = ", whose file has the sound as a track" if self.io.has_soundtrack else ""
+                yield f"{where}: holds {', '.join(k.value for k in kinds)}; the model gives {gives}{track}."
                 continue
             for index, item in enumerate(media):
                 if item.slot is not None:
@@ -228,6 +231,7 @@ class _Reader:
         if complaints:
             return None
         size, frames = self._size(arms, complaints)
+        soundtracks = () if complaints else self._soundtracks(arms, complaints)
         hashed = tuple(MediaFile(m.slot, m.modality, m.path, hash_file(m.path)) for m in condition)
         given = stored.input
         record = PromptRecord(
@@ -242,7 +246,7 @@ class _Reader:
         )
         identity = hash_parts([self.dataset.name, str(index)], 8)
         example_id = int.from_bytes(identity, "little", signed=True)
-        return OfflineExample(record, arms, size, frames, place, example_id)
+        return OfflineExample(record, arms, size, frames, place, example_id, soundtracks)
 
     def _files(self, media: Sequence[Media], where: str, complaints: list[str]) -> tuple[MediaFile, ...]:
         files = []
@@ -292,6 +296,18 @@ class _Reader:
                     f"{other[0]} x {other[1]}: arms of different shape cannot share their noise. Crop one of them."
                 )
         return size, min(frames, default=None)
+
+    def _soundtracks(self, arms: Mapping[str, Sequence[MediaFile]], complaints: list[str]) -> tuple[Soundtrack, ...]:
+        """Where the sounds of all arms lie, if the model makes any; videos without sound are a complaint."""
+        if self.io is None or not self.io.has_soundtrack:
+            return ()
+        found = []
+        for arm, (file,) in arms.items():
+            try:
+                found.append(soundtrack_facts(file.path))
+            except InputError as error:
+                complaints.append(f"supervision.{arm}.media[0].path: {error}")
+        return tuple(found)
 
 
 __all__ = ["ARMS", "OfflineExample", "OfflineScan", "raise_problems", "scan_offline_dataset", "scan_offline_file"]

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flow_factory.contracts import SoundFormat
 from flow_factory.data_utils.buckets import Size, assign_buckets, bucket_sizes
 from flow_factory.data_utils.offline_files import OfflineExample, OfflineScan, raise_problems, scan_offline_dataset
+from flow_factory.data_utils.video_files import SILENCE
 from flow_factory.errors import InputError
 from flow_factory.hparams import ConfigError, DatasetTrainSpec, OfflineFlowMatchingTrainingArguments, Problem
 from flow_factory.hparams.local_model import local_folder
@@ -15,6 +17,8 @@ from flow_factory.hparams.local_model import local_folder
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments
 
+# 24000/1001 frames a second pass for 24.
+_RATE_TOLERANCE = 0.002
 _TRAINER_FOR = {"demonstration": "sft", "preference": "offline-dpo"}
 
 
@@ -27,12 +31,14 @@ class OfflineEntry:
         repeat: Which of the visits that the dataset's weight gives it, from 0.
         size: Height and width that its pictures are trained at.
         frames: Frames of its videos that are trained on, the first ones; None for pictures.
+        sound: What the sound of its videos is brought to; None for a model that makes none.
     """
 
     example: OfflineExample
     repeat: int
     size: Size
     frames: int | None = None
+    sound: SoundFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,9 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
         visits += [(example, repeat) for example in scan.examples for repeat in range(spec.weight)]
     frames: int | None = getattr(config.train_generation, "num_frames", None)
     problems += [problem for scan in scans for problem in _too_short(scan, frames)]
+    folder = local_folder(config.model_args.model_name_or_path)
+    sound = None if config.spec.sound is None else config.spec.sound(config.train_generation, folder)
+    problems += [problem for scan in scans for problem in _unfit_sounds(scan, sound)]
     raise_problems(problems)
     if not visits:
         raise InputError("data.datasets: no dataset is enabled for training; enable at least one.")
@@ -124,7 +133,10 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
             f"size or add examples.",
         )
     sizes = _training_sizes(config, arguments, [example for example, _ in visits], global_batch)
-    entries = tuple(OfflineEntry(e, repeat, size, frames) for (e, repeat), size in zip(visits, sizes, strict=True))
+    entries = tuple(
+        OfflineEntry(example, repeat, size, frames, sound)
+        for (example, repeat), size in zip(visits, sizes, strict=True)
+    )
     buckets: dict[Size, list[int]] = {}
     for position, entry in enumerate(entries):
         buckets.setdefault(entry.size, []).append(position)
@@ -159,6 +171,25 @@ def _too_short(scan: OfflineScan, frames: int | None) -> Iterator[str]:
                 f"{example.place}: a video has {example.frames} frames, but train.num_frames is {frames}; remove the "
                 f"record, or lower train.num_frames."
             )
+
+
+def _unfit_sounds(scan: OfflineScan, sound: SoundFormat | None) -> Iterator[str]:
+    """Videos whose sound does not last for the frames that training takes, or would not go with them."""
+    if sound is None:
+        return
+    for example in scan.examples:
+        for track in example.soundtracks:
+            if abs(track.frame_rate / sound.frame_rate - 1) > _RATE_TOLERANCE:
+                yield (
+                    f"{example.place}: a video has {track.frame_rate:g} frames a second, but the model makes "
+                    f"{sound.frame_rate:g}, with which its sound would not go; bring the video to that rate, or remove "
+                    f"the record."
+                )
+            elif track.missing(sound.seconds) > SILENCE:
+                yield (
+                    f"{example.place}: a video has sound from {track.start:.2f} to {track.end:.2f} seconds, but "
+                    f"training takes the first {sound.seconds:.2f}; remove the record, or lower train.num_frames."
+                )
 
 
 def _training_sizes(

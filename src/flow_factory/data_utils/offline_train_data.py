@@ -22,17 +22,20 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 from flow_factory.contracts import Modality
 from flow_factory.data_utils.conditions import Adapter, ConditionSource, build_conditions
 from flow_factory.data_utils.loaders import BatchLoader
-from flow_factory.data_utils.media_files import read_video
+from flow_factory.data_utils.media_files import read_soundtrack, read_video
 from flow_factory.data_utils.offline_media import Size, fit_image, read_image
 from flow_factory.data_utils.offline_plan import OfflineEntry, OfflinePlan
 from flow_factory.data_utils.prompt_dataset import PromptRecord
 from flow_factory.distributed import Comm
 from flow_factory.errors import InputError
-from flow_factory.samples import Condition
+from flow_factory.samples import Audio, Condition, VideosWithSound, VideoWithSound
 from flow_factory.samples.noise import Purpose, derive_seed
 
 if TYPE_CHECKING:
     from flow_factory.hparams import Arguments
+
+StoredMedia = Tensor | VideosWithSound
+"""The media of a batch's rows: uint8 [B, C, H, W] for pictures, [B, F, C, H, W] for videos, or videos with sound."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,12 @@ class OfflineBatch:
 
     Attributes:
         entries: The visit that each row is.
-        media: "target", or "chosen" and "rejected", to the media of all rows: uint8 [B, C, H, W] for pictures,
-            [B, F, C, H, W] for videos.
+        media: "target", or "chosen" and "rejected", to the media of all rows.
         condition: Their conditions, collated, batch B, on CPU. Not to be modified.
     """
 
     entries: tuple[OfflineEntry, ...]
-    media: dict[str, Tensor]
+    media: dict[str, StoredMedia]
     condition: Condition
 
     def __len__(self) -> int:
@@ -65,7 +67,7 @@ class BadPicture:
     message: str
 
 
-class PictureBatches(Dataset[tuple[Sequence[int], "dict[str, Tensor] | BadPicture"]]):
+class PictureBatches(Dataset[tuple[Sequence[int], "dict[str, StoredMedia] | BadPicture"]]):
     """Decodes the pictures of a list of positions; runs in the loader's workers if there are any.
 
     Args:
@@ -78,22 +80,24 @@ class PictureBatches(Dataset[tuple[Sequence[int], "dict[str, Tensor] | BadPictur
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __getitem__(self, positions: Sequence[int]) -> tuple[Sequence[int], dict[str, Tensor] | BadPicture]:
+    def __getitem__(self, positions: Sequence[int]) -> tuple[Sequence[int], dict[str, StoredMedia] | BadPicture]:
         """The positions, and the stacked media of each arm, or why one of them cannot be decoded."""
         entries = [self.entries[position] for position in positions]
         # One tensor for an arm: each is handed over by a file descriptor of its own.
         arms = entries[0].example.arms
         try:
-            return positions, {arm: torch.stack([load_medium(entry, arm) for entry in entries]) for arm in arms}
+            return positions, {arm: _stacked([load_medium(entry, arm) for entry in entries]) for arm in arms}
         except InputError as error:
             return positions, BadPicture(str(error))
 
 
-def load_medium(entry: OfflineEntry, arm: str) -> Tensor:
+def load_medium(entry: OfflineEntry, arm: str) -> Tensor | VideoWithSound:
     """The picture of an arm at its training size, uint8 [3, H, W], or its video's first frames, [F, 3, H, W].
 
+    A model that makes videos with their sound gets these frames with theirs.
+
     Raises:
-        InputError: If it cannot be decoded, or has fewer frames than its header says.
+        InputError: If it cannot be decoded, or has fewer frames or less sound than its header says.
     """
     (file,) = entry.example.arms[arm]
     place = entry.example.place
@@ -106,7 +110,23 @@ def load_medium(entry: OfflineEntry, arm: str) -> Tensor:
             f"record."
         )
     pictures = [Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy()) for frame in frames]
-    return torch.stack([_fitted(picture, entry.size) for picture in pictures])
+    video = torch.stack([_fitted(picture, entry.size) for picture in pictures])
+    return video if entry.sound is None else VideoWithSound(video, read_soundtrack(file.path, entry.sound, place))
+
+
+def blank_medium(entry: OfflineEntry) -> Tensor | VideoWithSound:
+    """What `load_medium` gives, in shape, without a file."""
+    frames = () if entry.frames is None else (entry.frames,)
+    visible = torch.zeros(*frames, 3, *entry.size, dtype=torch.uint8)
+    if entry.sound is None:
+        return visible
+    silence = torch.zeros(entry.sound.channels, entry.sound.samples)
+    return VideoWithSound(visible, Audio(silence, entry.sound.sample_rate))
+
+
+def _stacked(media: Sequence[Tensor | VideoWithSound]) -> StoredMedia:
+    videos = [medium for medium in media if isinstance(medium, VideoWithSound)]
+    return VideosWithSound.stack(videos) if videos else torch.stack([m for m in media if isinstance(m, Tensor)])
 
 
 def _fitted(image: Image.Image, size: Size) -> Tensor:
@@ -221,7 +241,7 @@ class OfflineLoader(BatchLoader):
         """Leaves out the first batches of the next iteration without making them."""
         self.batches.skip(count)
 
-    def _join(self, positions: Sequence[int], media: dict[str, Tensor] | BadPicture) -> OfflineBatch:
+    def _join(self, positions: Sequence[int], media: dict[str, StoredMedia] | BadPicture) -> OfflineBatch:
         if isinstance(media, BadPicture):
             raise InputError(media.message)
         entries = tuple(self.entries[position] for position in positions)

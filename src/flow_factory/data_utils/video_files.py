@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flow_factory.data_utils.offline_media import Size
 from flow_factory.errors import InputError
+
+SILENCE = 0.1
+"""Seconds of sound that a stored video may lack, at its ends together; there it is silent."""
+
+
+@dataclass(frozen=True)
+class Soundtrack:
+    """What a video's file says of its sound.
+
+    Attributes:
+        frame_rate: Frames per second of the video.
+        start: Seconds from the first frame to the beginning of the sound; negative where that is earlier.
+        end: Seconds from the first frame to the end of the sound.
+    """
+
+    frame_rate: float
+    start: float
+    end: float
+
+    def missing(self, seconds: float) -> float:
+        """How many of the first so many seconds of the video have no sound."""
+        return seconds - max(0.0, min(self.end, seconds) - max(self.start, 0.0))
 
 
 @contextmanager
@@ -69,3 +92,63 @@ def video_facts(path: Path, place: str = "") -> tuple[Size, int]:
         if stream is None or not frames:
             raise InputError(f"{subject(path, place)} holds no video frames; replace the file or remove its record.")
         return (stream.height, stream.width), frames
+
+
+def decode_to_end(path: Path, place: str = "") -> None:
+    """Decodes the first video stream and, if there is any, the first audio stream, and keeps nothing.
+
+    Raises:
+        InputError: If they cannot be decoded, or there are fewer frames than `video_facts` says.
+    """
+    _, promised = video_facts(path, place)
+    with opened(path, place) as container:
+        from av import VideoFrame
+
+        chosen = [*container.streams.video[:1], *container.streams.audio[:1]]
+        frames = sum(isinstance(frame, VideoFrame) for frame in container.decode(chosen))
+    if frames < promised:
+        raise InputError(
+            f"{subject(path, place)} ends after {frames} of {promised} frames; replace the file or remove its record."
+        )
+
+
+def soundtrack_facts(path: Path, place: str = "") -> Soundtrack:
+    """Where the first audio stream lies beside the first video stream, with nothing decoded.
+
+    Raises:
+        InputError: If the file cannot be opened, or lacks one of them.
+    """
+    with opened(path, place) as container:
+        video, sound = streams(container, path, place)
+        rate = video.average_rate or video.guessed_rate
+        if not rate:
+            raise InputError(f"{subject(path, place)} does not say how many frames a second it has; store it anew.")
+        if sound.duration is not None:
+            end = (sound.start_time or 0) + sound.duration
+        else:  # some containers do not say it
+            packets = [packet for packet in container.demux(sound) if packet.pts is not None]
+            end = max((packet.pts + (packet.duration or 0) for packet in packets), default=0)
+        first = start_time(video)
+        return Soundtrack(float(rate), start_time(sound) - first, float(end * sound.time_base) - first)
+
+
+def streams(container: Any, path: Path, place: str = "") -> tuple[Any, Any]:
+    """The first video and the first audio stream.
+
+    Raises:
+        InputError: If there are not both.
+    """
+    video, sound = (next(iter(found), None) for found in (container.streams.video, container.streams.audio))
+    if video is None:
+        raise InputError(f"{subject(path, place)} holds no video frames; replace the file or remove its record.")
+    if sound is None:
+        raise InputError(
+            f"{subject(path, place)} has no sound track, and the model learns videos with their sound; add a track, or "
+            f"remove the record."
+        )
+    return video, sound
+
+
+def start_time(stream: Any) -> float:
+    """Seconds at which a stream begins."""
+    return float((stream.start_time or 0) * stream.time_base)

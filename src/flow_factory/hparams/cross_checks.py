@@ -376,6 +376,14 @@ class _Checker:
         why = f"deals prompts to rollouts, and trainer {self.config.trainer_key!r} makes none; remove it."
         if self.config.data_args.sampler_type != "auto":
             self.add(("data", "sampler_type"), why)
+        reason = self.config.spec.no_stored_media
+        if reason is not None and getattr(self.args, "supervision", None) is not None:
+            self.add(
+                ("model", "model_type"),
+                f"{self.config.spec.key!r} cannot encode stored media, from which trainer "
+                f"{self.config.trainer_key!r} learns: {reason}. Use another model, or a "
+                f"trainer that generates, such as nft or grpo.",
+            )
         for index, dataset in enumerate(self.config.data_args.datasets or []):
             for name in ("unique_sample_num_per_epoch", "num_batches_per_epoch"):
                 if dataset.train is not None and getattr(dataset.train, name) is not None:

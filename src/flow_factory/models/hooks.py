@@ -241,8 +241,15 @@ class ModelHooks(ABC, Generic[ConditionT]):
     def encode_output_state(
         self, media: Sequence[Any], generators: Sequence[torch.Generator] | None = None
     ) -> LatentState:
-        """Latents of given media, the inverse of `decode_latents`; a posterior sample if generators are given."""
-        raise InputError(f"model.model_type {self.spec.key!r} cannot encode its output media for offline training.")
+        """Latents of given media, the inverse of `decode_latents`; a posterior sample if generators are given.
+
+        What a rollout's state has beside these, pinned (the noise of given pictures), losses on stored media take from
+        `prepare_latents`.
+        """
+        reason = "" if self.spec.no_stored_media is None else f": {self.spec.no_stored_media}"
+        raise InputError(
+            f"model.model_type {self.spec.key!r} cannot encode its output media for offline training{reason}."
+        )
 
     @classmethod
     def comfyui_lora(cls, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

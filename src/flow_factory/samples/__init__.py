@@ -1,6 +1,14 @@
 """The values that flow: latent states, times, trajectories, conditions, samples and their noise."""
 
-from flow_factory.samples.media import Audio, ConditionInputs, Media, MediaItem, Video, VideoWithSound
+from flow_factory.samples.media import (
+    Audio,
+    ConditionInputs,
+    Media,
+    MediaItem,
+    Video,
+    VideosWithSound,
+    VideoWithSound,
+)
 from flow_factory.samples.noise import NoiseKey, Purpose, derive_seed, draw_normal, make_generator
 from flow_factory.samples.sample import (
     BaseSample,
@@ -46,6 +54,7 @@ __all__ = [
     "Video",
     "VideoSample",
     "VideoWithSound",
+    "VideosWithSound",
     "condition_fields",
     "derive_seed",
     "draw_normal",

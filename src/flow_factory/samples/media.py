@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -30,6 +31,32 @@ class VideoWithSound:
 
     frames: Tensor
     sound: Audio
+
+
+@dataclass(frozen=True, eq=False)
+class VideosWithSound:
+    """Several of one size and length, as one batch.
+
+    Attributes:
+        frames: uint8 [B, F, C, H, W] on CPU.
+        waveforms: float32 [B, channels, samples] in [-1, 1] on CPU.
+        sample_rate: Hz.
+    """
+
+    frames: Tensor
+    waveforms: Tensor
+    sample_rate: int
+
+    @classmethod
+    def stack(cls, items: Sequence[VideoWithSound]) -> VideosWithSound:
+        """The batch of these, which have one sample rate."""
+        frames = torch.stack([item.frames for item in items])
+        return cls(frames, torch.stack([item.sound.waveform for item in items]), items[0].sound.sample_rate)
+
+    def unbind(self) -> tuple[VideoWithSound, ...]:
+        """The items; the inverse of `stack`."""
+        pairs = zip(self.frames, self.waveforms, strict=True)
+        return tuple(VideoWithSound(frames, Audio(sound, self.sample_rate)) for frames, sound in pairs)
 
 
 MediaItem = Tensor | Video | Audio

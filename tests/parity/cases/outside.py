@@ -42,6 +42,6 @@ CASES = [
         wrapped=2 * 6,
         load_lora=load_lora,
         autoencode=unchanged,
-        deterministic_vae=True,
+        deterministic_encoders=frozenset({"latent"}),
     )
 ]

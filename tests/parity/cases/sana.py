@@ -72,7 +72,7 @@ CASES = [
         size=(32, 64),
         wrapped=2 * 8,
         autoencode=lambda pipeline, pixels: _autoencode(pipeline, pixels),
-        deterministic_vae=True,
+        deterministic_encoders=frozenset({"latent"}),
     ),
     Case(
         key="sana",
@@ -84,7 +84,7 @@ CASES = [
         size=(32, 64),
         wrapped=2 * 8,
         autoencode=lambda pipeline, pixels: _autoencode(pipeline, pixels),
-        deterministic_vae=True,
+        deterministic_encoders=frozenset({"latent"}),
     ),
 ]
 

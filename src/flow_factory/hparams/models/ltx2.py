@@ -158,6 +158,7 @@ _COMPONENTS = (
     "transformer", "vae", "audio_vae", "vocoder", "scheduler", "text_encoder", "tokenizer", "connectors"
 )  # fmt: skip
 _OUTPUTS = (Modality.VIDEO, Modality.AUDIO)
+_NO_STORED_MEDIA = "its audio VAE reads mel spectrograms, and diffusers has nothing that makes them of a sound"
 
 TEXT_TO_AUDIO_VIDEO = ModelSpec(
     key="ltx2_t2av",
@@ -170,6 +171,7 @@ TEXT_TO_AUDIO_VIDEO = ModelSpec(
     resolution_floor=256,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
+    no_stored_media=_NO_STORED_MEDIA,
 )
 
 IMAGE_TO_AUDIO_VIDEO = ModelSpec(
@@ -184,4 +186,5 @@ IMAGE_TO_AUDIO_VIDEO = ModelSpec(
     resolution_floor=256,
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
+    no_stored_media=_NO_STORED_MEDIA,
 )

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract
+from flow_factory.contracts import MediaSlot, Modality, PipelineIOContract, SoundFormat
 from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.models.folder import component_config
 from flow_factory.hparams.models.media import PROMPT
@@ -18,6 +18,7 @@ from flow_factory.hparams.types import PositiveInt, option
 FPS = 24
 SHORTEST_SECONDS, LONGEST_SECONDS = 5, 15
 """Between these lie the videos that the pipelines make."""
+SOUND_LATENTS_PER_SECOND = 40
 
 
 @dataclass
@@ -50,6 +51,14 @@ def check_frames(fields: MiniMaxH3GenerationArguments, folder: Path | None) -> N
         )
 
 
+def sound_format(fields: MiniMaxH3GenerationArguments, folder: Path | None) -> SoundFormat:
+    """Stereo, rounded to whole latents of the sound's VAE: it may be half of one longer or shorter than the frames."""
+    vae = component_config(folder, "audio_vae")
+    latents = round(fields.num_frames / FPS * SOUND_LATENTS_PER_SECOND)
+    hop = math.prod(vae.get("encoder_rates", [2, 4, 4, 5, 5]))
+    return SoundFormat(int(vae.get("sampling_rate", 32000)), 2, latents * hop, FPS)
+
+
 def size_factor(folder: Path | None, network: str = "transformer") -> int:
     """VAE downsampling x patch size; 32 for the published checkpoint."""
     spatial = math.prod(component_config(folder, "vae").get("spatial_downsample_factors", [2, 2, 2, 2, 1, 1]))
@@ -71,6 +80,7 @@ _FAMILY: dict[str, Any] = {
     "generation_arguments": MiniMaxH3GenerationArguments,
     "guidance": "none",
     "check_fields": check_frames,
+    "sound": sound_format,
     "resolution_floor": 256,
     "default_lora_targets": _TARGETS,
     "max_batch": 1,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flow_factory.contracts import PipelineIOContract
+from flow_factory.contracts import PipelineIOContract, SoundFormat
 from flow_factory.hparams.errors import FieldError
 from flow_factory.hparams.types import Section
 
@@ -51,6 +51,9 @@ class ModelSpec:
         check_fields: Raises a FieldError where the model-specific fields do not fit the checkpoint; takes them and its
             local folder (None when it is not local).
         other_classes: Further classes whose checkpoints hold the same components, and load as `pipeline_class`.
+        sound: The sound of stored videos, of a model that is trained on them with their sound; takes what
+            `check_fields` takes.
+        no_stored_media: Why the model cannot be trained on stored media; None where it can.
     """
 
     key: str
@@ -72,6 +75,8 @@ class ModelSpec:
     share_field: str | None = None
     check_fields: Callable[[Any, Path | None], None] | None = None
     other_classes: tuple[str, ...] = ()
+    sound: Callable[[Any, Path | None], SoundFormat] | None = None
+    no_stored_media: str | None = None
 
     @property
     def index_file(self) -> str:

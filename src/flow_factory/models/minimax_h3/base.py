@@ -26,6 +26,7 @@ from flow_factory.models.audio_video import AUDIO, VIDEO, AudioVideoAdapter, wit
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.minimax_h3.comfyui import NAMES
 from flow_factory.models.minimax_h3.conditions import PackedCondition, PackedText
+from flow_factory.models.minimax_h3.encoding import encode_sounds, encode_videos
 from flow_factory.models.minimax_h3.layout import Built, Layout, pack_audio, pack_video, unpack_audio, unpack_video
 from flow_factory.models.modular import run_blocks
 from flow_factory.samples import ComponentTimes, ConditionInputs, Grid, LatentState, VideoWithSound
@@ -104,6 +105,17 @@ class MiniMaxH3Adapter(AudioVideoAdapter[PackedCondition]):
             frames = (out["videos"].float() * 255).round().to(torch.uint8).cpu()
             made += with_sound(list(frames), out["audio"], out["sampling_rate"])
         return made
+
+    @torch.no_grad()
+    def encode_output_state(
+        self, media: Sequence[VideoWithSound], generators: Sequence[torch.Generator] | None = None
+    ) -> LatentState:
+        """Latents of videos with their sounds, all as the model makes them; see `encoding`."""
+        videos = encode_videos(self.pipeline, [medium.frames for medium in media], generators, self.device)
+        sounds = [medium.sound for medium in media]
+        return LatentState(
+            {VIDEO: videos, AUDIO: encode_sounds(self.pipeline, sounds, len(media[0].frames), self.device)}
+        )
 
     def frame_rate(self, generation: Any) -> float:
         return float(self.pipeline.fps)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from flow_factory.data_utils.offline_train_data import OfflineBatch
+from flow_factory.data_utils.offline_train_data import OfflineBatch, StoredMedia
 from flow_factory.hparams.training_times import TimeSampling
 from flow_factory.models.abc import BaseAdapter
 from flow_factory.samples import LatentState, NoiseKey, Purpose
@@ -25,7 +25,7 @@ def noised_arms(
 
     Args:
         adapter: Encodes the media and says what the network's time is.
-        batch: The examples.
+        batch: The examples, with their condition as rollouts prepare it (`prepare_condition_state`).
         sampling: How times are drawn; `sampling.count` of them per example.
         seed: Run seed.
         data_epoch: Finished passes over the dataset.
@@ -33,8 +33,10 @@ def noised_arms(
     Yields:
         Arm name to its noised state, batch B.
     """
-    clean = {arm: encode_media(adapter, media) for arm, media in batch.media.items()}
     keys = [NoiseKey(seed, data_epoch, entry.example.example_id, entry.repeat) for entry in batch.entries]
+    initial = [key.generator(Purpose.INITIAL) for key in keys]
+    rollout = adapter.prepare_latents(batch.condition, initial, *batch.entries[0].size)
+    clean = {arm: _with_given(encode_media(adapter, media), rollout) for arm, media in batch.media.items()}
     drawn = [draw_sigmas(sampling, sampling.count, key.generator(Purpose.TRAIN_TIME)) for key in keys]
     sigmas = torch.stack(drawn, dim=1).to(adapter.device)  # [times, B]
     for number, sigma in enumerate(sigmas):
@@ -48,6 +50,15 @@ def noised_arms(
 
 
 @torch.no_grad()
-def encode_media(adapter: BaseAdapter, media: torch.Tensor) -> LatentState:
+def encode_media(adapter: BaseAdapter, media: StoredMedia) -> LatentState:
     """Latents of stored media, float32 on the device: the mean of the encoder's distribution, so nothing is drawn."""
     return adapter.encode_output_state(media.unbind()).to(adapter.device, torch.float32)
+
+
+def _with_given(media: LatentState, rollout: LatentState) -> LatentState:
+    """The latents of media, with what a rollout's state has beside them: what is given and pinned, with its masks."""
+    given = [name for name in rollout if name not in media.components]
+    return LatentState(
+        {**media.components, **{name: rollout[name] for name in given}},
+        {**media.masks, **{name: rollout.masks[name] for name in given}},
+    )

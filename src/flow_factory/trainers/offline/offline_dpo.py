@@ -6,6 +6,7 @@ media of a pair, the policy and the reference see one condition, one noise and o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -48,7 +49,11 @@ class OfflineDPOTrainer(BaseTrainer):
         arguments = self.training_args
         condition = self.adapter.prepare_condition_state(batch.condition.to(self.device))
         times = noised_arms(
-            self.adapter, batch, arguments.time_sampling, seed=arguments.seed, data_epoch=self.progress.data_epoch
+            self.adapter,
+            replace(batch, condition=condition),
+            arguments.time_sampling,
+            seed=arguments.seed,
+            data_epoch=self.progress.data_epoch,
         )
         for arms in times:
             chosen, rejected = arms["chosen"], arms["rejected"]

@@ -5,6 +5,7 @@ Lipman et al., "Flow Matching for Generative Modeling", arXiv 2210.02747.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from flow_factory.contracts import OFFLINE_EXECUTION_CONTRACT
@@ -37,7 +38,11 @@ class SFTTrainer(BaseTrainer):
         arguments, adapter = self.training_args, self.adapter
         condition = adapter.prepare_condition_state(batch.condition.to(self.device))
         times = noised_arms(
-            adapter, batch, arguments.time_sampling, seed=arguments.seed, data_epoch=self.progress.data_epoch
+            adapter,
+            replace(batch, condition=condition),
+            arguments.time_sampling,
+            seed=arguments.seed,
+            data_epoch=self.progress.data_epoch,
         )
         for arms in times:
             noised = arms["target"]

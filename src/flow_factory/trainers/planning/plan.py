@@ -12,6 +12,7 @@ import diffusers
 import torch
 import transformers
 
+from flow_factory.data_utils.offline_train_data import blank_medium
 from flow_factory.hparams import Arguments, plan_geometry
 from flow_factory.hparams.geometry import Geometry
 from flow_factory.models.components import autocast_dtype
@@ -48,6 +49,8 @@ from flow_factory.trainers.rollouts import STORAGE_DTYPES, RolloutPlan, SDESteps
 
 _MAX_CYCLES = 1000
 _CPU = torch.device("cpu")
+# Of a grid of which one time is looked at: one step is too few for some schedulers, and for a strength below 1.
+_GRID_STEPS = 10
 
 
 def plan_run(config: Arguments, device_type: str = "cpu") -> RunPlan:
@@ -312,17 +315,16 @@ class _Planner:
         one = Batch(self.runs, rows, 1, prompts.size, config.train_generation)
         guidance = self.adapter.offline_guidance()
         sampling = arguments.time_sampling
-        grid = setup.run_grid(self.adapter, 1, *prompts.size, config.train_generation)
+        grid = setup.run_grid(self.adapter, _GRID_STEPS, *prompts.size, config.train_generation)
         plain = Costs(self.runs, one).at_training_times(sampling, grid, guidance).high
         facts = CycleFacts(arguments, self.geometry, plain=plain)
         cycle = CycleRows(0, None, None)
         if self.algorithm is not None:
             counted = self.algorithm.count(facts)
             cycle = CycleRows(0, counted.frozen, counted.trained)
-        frames = _frames(config.train_generation)
-        shape = (3, *prompts.size) if frames is None else (frames, 3, *prompts.size)
-        media = [torch.zeros(shape, dtype=torch.uint8)] * stored.batch
-        note = counted_media(stored.batch, prompts.size, frames)
+        first = stored.entries[0]
+        media = [blank_medium(replace(first, size=prompts.size))] * stored.batch
+        note = counted_media(stored.batch, prompts.size, first.frames)
         self.parts.append(memory.traced_part("VAE encode", note, lambda: self.runs.encode_media(media)))
         arms = 1 if self.algorithm is None else self.algorithm.arms
         activations = self._training_part(batch, grid.times(0, stored.batch, _CPU), guidance, arms)
