@@ -278,7 +278,11 @@ def test_the_code_of_a_model_card_saves_frames_and_sound(
 
     monkeypatch.chdir(out)
     monkeypatch.setattr(diffusers.utils, "encode_video", encode_video)
-    code = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    card = (out / "README.md").read_text()
+    fields = own.case.generation
+    assert f"| frames | {fields['num_frames']} |" in card
+    assert f"| frames per second | {fields['frame_rate']:g} |" in card
+    code = card.partition("```python\n")[2].partition("```")[0]
     exec(code.replace(f"path/to/{own.folder.name}", str(own.folder)), {})
     assert len(saved["frames"]) == 5 and saved["frames"][0].size == (64, 32) and saved["fps"] == 16.0
     assert saved["audio"].shape == (2, 116) and saved["rate"] == 24000

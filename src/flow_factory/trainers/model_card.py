@@ -86,6 +86,9 @@ def _facts(config: Arguments, weights: SavedWeights) -> list[tuple[str, Any]]:
         facts.append(("reward", f"`{reward.name}`: {reward.reward_model}, weight {reward.weight}"))
     facts.append(("learning rate", f"{config.optimizer_args[0].learning_rate:g}"))
     facts.append(("resolution", " x ".join(map(str, train.resolution))))
+    for field, name in (("num_frames", "frames"), ("frame_rate", "frames per second")):
+        if hasattr(config.train_generation, field):
+            facts.append((name, f"{getattr(config.train_generation, field):g}"))
     if model.resume_kind == "full" and weights.kind == "lora":
         facts.append(
             ("started from", f"full weights `{Path(str(model.resume_path)).name}`, which the base must have too")
