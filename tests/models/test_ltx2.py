@@ -299,7 +299,7 @@ def test_stored_media_cannot_be_encoded(bench: Open, name: str) -> None:
     mapping["train"] = {"trainer_type": "sft", "resolution": [32, 64], "per_device_batch_size": 1}
     del mapping["rewards"], mapping["scheduler"]
     with pytest.raises(
-        ConfigError, match=r"model_type.*cannot encode stored media, .*'sft' learns: its audio VAE reads"
+        ConfigError, match=r"model_type.*cannot be trained on stored media, .*'sft' learns: its audio VAE reads"
     ):
         load_config_from_mapping(mapping)
 

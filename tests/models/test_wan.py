@@ -241,3 +241,12 @@ def test_a_strength_of_no_step_is_refused(bench: Open) -> None:
     setting = replace(own.case.settings[0], generation={"strength": 0.2})
     with pytest.raises(InputError, match=r"strength 0\.2 of 4 steps is none"):
         own.roll(own.fresh, setting, decode=False)
+
+
+def test_a_video_to_start_from_teaches_nothing_when_stored(bench: Open) -> None:
+    """The network does not see it: an sft run would be one of text to video, and look like more."""
+    mapping = bench("wan2_v2v").mapping()
+    mapping["train"] = {"trainer_type": "sft", "resolution": [32, 48], "per_device_batch_size": 1}
+    del mapping["rewards"], mapping["scheduler"]
+    with pytest.raises(ConfigError, match=r"'wan2_v2v' cannot be trained on stored media.*wan2_t2v, whose LoRA fits"):
+        load_config_from_mapping(mapping)

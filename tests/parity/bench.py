@@ -159,6 +159,11 @@ class Bench:
         """Whether the outputs are videos."""
         return Modality.VIDEO in self.fresh.spec.io.outputs
 
+    @property
+    def trains_on_stored_media(self) -> bool:
+        """Whether `sft` takes the model."""
+        return self.fresh.supports_output_encoding and self.fresh.spec.no_stored_media is None
+
     # Inputs --------------------------------------------------------------------------------------------------------
 
     def generation(self, setting: Setting) -> Any:

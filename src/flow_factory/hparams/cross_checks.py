@@ -380,7 +380,7 @@ class _Checker:
         if reason is not None and getattr(self.args, "supervision", None) is not None:
             self.add(
                 ("model", "model_type"),
-                f"{self.config.spec.key!r} cannot encode stored media, from which trainer "
+                f"{self.config.spec.key!r} cannot be trained on stored media, from which trainer "
                 f"{self.config.trainer_key!r} learns: {reason}. Use another model, or a "
                 f"trainer that generates, such as nft or grpo.",
             )

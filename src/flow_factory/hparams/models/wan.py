@@ -150,4 +150,8 @@ VIDEO_TO_VIDEO = ModelSpec(
     default_lora_targets=_TARGETS,
     required_components=_COMPONENTS,
     share_field="strength",
+    no_stored_media=(
+        "the video that one starts from is no input of the network, so it would learn videos from texts alone; that is "
+        "wan2_t2v, whose LoRA fits here too"
+    ),
 )
