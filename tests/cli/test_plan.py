@@ -144,7 +144,8 @@ def test_the_condition_cache_is_as_large_as_planned(
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda folder: (folder / "transformer" / "config.json").unlink(), "transformer/config.json is missing"),
+        (lambda folder: (folder / "transformer" / "config.json").rename(folder / "transformer" / "old"), "is missing"),
+        (lambda folder: (folder / "transformer" / "config.json").unlink(), "lacks transformer"),
         (lambda folder: (folder / "model_index.json").unlink(), "has no model_index.json"),
         (lambda folder: (folder / "vae" / "config.json").write_text("{"), "vae/config.json is not valid JSON"),
         (lambda folder: shutil.rmtree(folder / "text_encoder"), "lacks text_encoder"),
