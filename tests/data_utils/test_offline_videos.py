@@ -190,6 +190,12 @@ def test_sound_begins_with_the_first_frame(tmp_path: Path) -> None:
     assert waveform.shape == (2, SOUND.samples) and not waveform[:, late + 7040 :].any()
 
 
+def test_what_is_heard_before_the_first_frame_is_cut_off(tmp_path: Path) -> None:
+    sound, early = noise(0.4), RATE // 20
+    waveform = read_soundtrack(sounding(tmp_path, sound, start=-0.05), SOUND).waveform
+    assert torch.equal(waveform, sound.waveform[:, early : early + SOUND.samples])
+
+
 def test_what_is_missing_is_silent_up_to_a_tenth_of_a_second(tmp_path: Path) -> None:
     sound = noise(0.16)
     waveform = read_soundtrack(sounding(tmp_path, sound), SOUND).waveform
