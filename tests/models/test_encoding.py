@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import QwenImagePipeline, StableDiffusion3Pipeline
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from flow_factory.errors import InputError
 from flow_factory.models.components import checkpoint_folder, load_pipeline_class
@@ -143,3 +144,19 @@ def test_an_absent_third_encoder_is_no_error(tiny_sd3_dir: Path, tmp_path: Path)
     adapter = make_adapter(folder)
     embeds = adapter.encode_prompt(["dot"]).prompt_embeds
     assert embeds.shape == (1, CLIP_TOKENS + 10, 40) and not embeds[:, CLIP_TOKENS:].any()
+
+
+def test_a_language_models_head_may_be_left_out(tmp_path: Path) -> None:
+    """Pipelines read its hidden states; repositories without the head, which is a large matrix, are in use."""
+    from tests.parity.cases.qwen_image import CASES
+
+    CASES[0].build().save_pretrained(tmp_path)
+    (file,) = (tmp_path / "text_encoder").glob("*.safetensors")
+    state = load_file(file)
+    assert state.pop("lm_head.weight").ndim == 2
+    save_file(state, file, {"format": "pt"})
+    assert load_pipeline_class(QwenImagePipeline, tmp_path).text_encoder is not None
+    del state["model.norm.weight"]
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(InputError, match="lack 1 tensor"):
+        load_pipeline_class(QwenImagePipeline, tmp_path)

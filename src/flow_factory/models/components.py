@@ -24,6 +24,8 @@ from flow_factory.models.long_prompts import tell_once
 from flow_factory.models.modular import INDEX, download, load_workflow
 
 _LONG_LOAD_BYTES = 1_000_000_000
+# Pipelines read hidden states of language models and never their logits, and some repositories leave the head out.
+_UNREAD = ("lm_head.",)
 
 DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -224,11 +226,12 @@ def _nothing_drawn() -> Iterator[None]:
 
 
 def _refuse_lacking(folder: Path, names: Collection[str]) -> None:
-    """Raises a ValueError if there are weights that the files of a component do not hold."""
-    if names:
-        first = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+    """Raises a ValueError if there are weights that the files of a component do not hold, and that something reads."""
+    read = sorted(name for name in names if not name.startswith(_UNREAD))
+    if read:
+        first = ", ".join(read[:3]) + (", ..." if len(read) > 3 else "")
         raise ValueError(
-            f"the weights in {folder} lack {len(names)} tensor(s) that its config.json asks for: {first}. Copy the "
+            f"the weights in {folder} lack {len(read)} tensor(s) that its config.json asks for: {first}. Copy the "
             f"folder again, or use the config.json that belongs to the weights."
         )
 
