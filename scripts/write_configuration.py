@@ -13,7 +13,6 @@ from pathlib import Path
 
 from flow_factory import hparams
 from flow_factory.hparams.arguments import LauncherArguments
-from flow_factory.hparams.models import get_model_spec
 
 TARGET = Path(__file__).resolve().parents[1] / "guidance" / "configuration.md"
 MARKER = "<!-- The tables below are written by scripts/write_configuration.py. -->"
@@ -27,7 +26,6 @@ TABLES: list[tuple[str, str, type]] = [
     ("data.datasets[].eval", "Values of `eval:` that this dataset overrides.", hparams.DatasetEvalSpec),
     ("scheduler", "`scheduler:`", hparams.SchedulerArguments),
     ("train", "Of every trainer that learns from what it generates.", hparams.TrainingArguments),
-    ("train and eval, with model_type sd3-5", "", get_model_spec("sd3-5").generation_arguments),
     ("eval", "`eval:`", hparams.EvaluationArguments),
     ("rewards[] and eval_rewards[]", "", hparams.RewardArguments),
     ("optimizers[]", "One entry per trainable role; without the section, the short form in `train:`.",
@@ -57,14 +55,19 @@ def table(title: str, note: str, cls: type, base: type | None = None) -> list[st
     parts = [f"### {title}", ""]
     if note and not note.startswith("`"):
         parts += [note, ""]
-    parts += ["| field | default | meaning |", "|---|---|---|"]
+    return [*parts, "| field | default | meaning |", "|---|---|---|", *field_rows(cls, base), ""]
+
+
+def field_rows(cls: type, base: type | None = None) -> list[str]:
+    """Rows of a dataclass's fields, without those that `base` has with the same default and meaning."""
     inherited = dataclasses.fields(base) if base is not None else ()
     known = {field.name: (shown(field), field.metadata.get("help")) for field in inherited}
+    rows = []
     for field in dataclasses.fields(cls):
         if field.init and "help" in field.metadata and known.get(field.name) != (shown(field), field.metadata["help"]):
             meaning = " ".join(str(field.metadata["help"]).split()).replace("|", "\\|")
-            parts.append(f"| `{field.name}` | {shown(field)} | {meaning} |")
-    return [*parts, ""]
+            rows.append(f"| `{field.name}` | {shown(field)} | {meaning} |")
+    return rows
 
 
 def trainer_tables() -> list[str]:
@@ -90,19 +93,24 @@ def tables() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
+def write_below_marker(target: Path, marker: str, text: str) -> int:
+    """Puts `text`, which begins with the marker, in the place of what follows it in a file.
+
+    Returns:
+        The exit code: 1 if the command line says `--check` and the file is not up to date.
+    """
+    parser = argparse.ArgumentParser(description=f"Writes the tables of {target.name}.")
+    parser.add_argument("--check", action="store_true", help="only say, by the exit code, whether it is up to date")
     check = parser.parse_args().check
-    head, marker, _ = TARGET.read_text().partition(MARKER)
-    if not marker:
-        sys.exit(f"{TARGET.name} has no line {MARKER!r}")
-    wanted = head + tables()
+    present = target.read_text()
+    head, found, _ = present.partition(marker)
+    if not found:
+        sys.exit(f"{target.name} has no line {marker!r}")
     if check:
-        return 0 if TARGET.read_text() == wanted else 1
-    TARGET.write_text(wanted)
+        return 0 if present == head + text else 1
+    target.write_text(head + text)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_below_marker(TARGET, MARKER, tables()))

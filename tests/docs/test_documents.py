@@ -202,8 +202,9 @@ def test_readme_is_the_front_door() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_configuration_tables_are_up_to_date() -> None:
+@pytest.mark.parametrize("script", ["write_configuration.py", "write_models.py"])
+def test_generated_tables_are_up_to_date(script: str) -> None:
     import subprocess
 
-    command = [sys.executable, str(ROOT / "scripts" / "write_configuration.py"), "--check"]
-    assert subprocess.run(command).returncode == 0, "run: python scripts/write_configuration.py"
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
+    assert subprocess.run(command).returncode == 0, f"run: python scripts/{script}"
