@@ -137,6 +137,10 @@ def test_starter_loads_and_shows_the_true_defaults(tmp_path: Path, trainer: str,
         with pytest.raises(InputError, match=f"{trainer!r} compares 2 samples in one forward.*at most {limit}"):
             starter_config(trainer, model)
         return
+    if get_model_spec(model).no_stored_media and trainer in ("sft", "offline-dpo"):
+        with pytest.raises(InputError, match=f"{model!r} cannot be trained on stored media, .*{trainer!r} learns"):
+            starter_config(trainer, model)
+        return
     text = starter_config(trainer, model)
     (tmp_path / "starter.yaml").write_text(text)
     config = load_config(tmp_path / "starter.yaml")

@@ -53,8 +53,11 @@ def clip_encoder(width: int, vocabulary: int) -> CLIPTextModelWithProjection:
     return CLIPTextModelWithProjection(config)
 
 
-def build_tiny_sd3(seed: int = 0, shift: float = 3.0) -> StableDiffusion3Pipeline:
-    """An SD3.5-M in small: three text encoders, dual attention in the first block, qk RMS norm, 2x VAE."""
+def build_tiny_sd3(seed: int = 0, shift: float = 3.0, positions: int = 16) -> StableDiffusion3Pipeline:
+    """An SD3.5-M in small: three text encoders, dual attention in the first block, qk RMS norm, 2x VAE.
+
+    Its pictures have at most `positions` tokens along a side.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         clip_tokens, t5_tokens = clip_tokenizer(), t5_tokenizer()
@@ -72,7 +75,7 @@ def build_tiny_sd3(seed: int = 0, shift: float = 3.0) -> StableDiffusion3Pipelin
             joint_attention_dim=T5_WIDTH,
             caption_projection_dim=32,
             pooled_projection_dim=sum(WIDTHS),
-            pos_embed_max_size=32,
+            pos_embed_max_size=positions,
             dual_attention_layers=(0,),
             qk_norm="rms_norm",
         )

@@ -86,6 +86,16 @@ def rows_too_few(trainer: str, training: type[CommonTrainingArguments], spec: Mo
     )
 
 
+def no_stored_media(trainer: str, training: type[CommonTrainingArguments], spec: ModelSpec) -> str | None:
+    """What to say of a trainer that learns from stored media, and a model that cannot; None of all others."""
+    if spec.no_stored_media is None or getattr(training, "supervision", None) is None:
+        return None
+    return (
+        f"{spec.key!r} cannot be trained on stored media, from which trainer {trainer!r} learns: "
+        f"{spec.no_stored_media}. Use another model, or a trainer that generates, such as nft or grpo."
+    )
+
+
 def check_world_size(config: Arguments, world_size: int) -> None:
     """Raises an InputError if the processes that a launcher started are not those of the configuration."""
     if world_size != config.num_processes:
@@ -376,14 +386,9 @@ class _Checker:
         why = f"deals prompts to rollouts, and trainer {self.config.trainer_key!r} makes none; remove it."
         if self.config.data_args.sampler_type != "auto":
             self.add(("data", "sampler_type"), why)
-        reason = self.config.spec.no_stored_media
-        if reason is not None and getattr(self.args, "supervision", None) is not None:
-            self.add(
-                ("model", "model_type"),
-                f"{self.config.spec.key!r} cannot be trained on stored media, from which trainer "
-                f"{self.config.trainer_key!r} learns: {reason}. Use another model, or a "
-                f"trainer that generates, such as nft or grpo.",
-            )
+        unfit = no_stored_media(self.config.trainer_key, type(self.args), self.config.spec)
+        if unfit is not None:
+            self.add(("model", "model_type"), unfit)
         for index, dataset in enumerate(self.config.data_args.datasets or []):
             for name in ("unique_sample_num_per_epoch", "num_batches_per_epoch"):
                 if dataset.train is not None and getattr(dataset.train, name) is not None:

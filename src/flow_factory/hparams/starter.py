@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import LauncherArguments
 from flow_factory.hparams.builtin import builtin_names
-from flow_factory.hparams.cross_checks import rows_too_few, unguided
+from flow_factory.hparams.cross_checks import no_stored_media, rows_too_few, unguided
 from flow_factory.hparams.data_args import DataArguments
 from flow_factory.hparams.model_args import ModelArguments
 from flow_factory.hparams.models import get_model_spec
@@ -43,6 +43,8 @@ def starter_config(trainer_type: str = "grpo", model_type: str = "sd3-5") -> str
     training, spec = get_training_args_class(trainer_type), get_model_spec(model_type)
     if spec.max_batch is not None and training.smallest_micro_batch > spec.max_batch:
         raise InputError(rows_too_few(trainer_type, training, spec))
+    if unfit := no_stored_media(trainer_type, training, spec):
+        raise InputError(unfit)
     rewards = training.execution_contract.needs_rewards
     chosen = _chosen(trainer_type, model_type, training)
     parts = [
@@ -116,6 +118,9 @@ def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArg
 def _fields(cls: type, chosen: dict[str, Any], indent: int, section: str = "") -> list[str]:
     lines: list[str] = []
     pad = " " * indent
+    # Fields of `eval:` that are not given take the value of `train:`, and so does null where it means nothing else.
+    inherits = cls is not EvaluationArguments
+    kept = {name for name, kind in get_type_hints(cls).items() if inherits and type(None) in get_args(kind)}
     for entry in dataclasses.fields(cls):
         if not entry.init:
             continue
@@ -123,7 +128,7 @@ def _fields(cls: type, chosen: dict[str, Any], indent: int, section: str = "") -
         lines += [f"{pad}# {line}" for line in textwrap.wrap(help_text, _WIDTH - indent)]
         if entry.name in chosen:
             lines += [pad + line for line in _assignment(entry.name, chosen[entry.name])]
-        elif section == "eval" and (entry.name in INHERITED_BY_EVAL or cls is not EvaluationArguments):
+        elif section == "eval" and entry.name not in kept and (inherits or entry.name in INHERITED_BY_EVAL):
             lines.append(f"{pad}#{entry.name}: null")
         else:
             lines += [f"{pad}#{line}" for line in _assignment(entry.name, _default(entry))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from diffusers import (
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
@@ -16,7 +18,7 @@ from tests.parity.parts import seeded
 CASES = [
     Case(
         key="sd3-5",
-        build=seeded(build_tiny_sd3),
+        build=seeded(partial(build_tiny_sd3, positions=32)),
         settings=cfg_settings(4.5),
         generation={"max_sequence_length": 10},
         call={"max_sequence_length": 10},
