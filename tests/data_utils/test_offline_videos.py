@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import pytest
 import torch
 
 from flow_factory.contracts import SoundFormat
-from flow_factory.data_utils.media_files import read_soundtrack
+from flow_factory.data_utils.media_files import read_soundtrack, read_video
 from flow_factory.data_utils.offline_files import OfflineScan, scan_offline_dataset
 from flow_factory.data_utils.offline_plan import OfflinePlan, plan_offline_data
 from flow_factory.data_utils.offline_train_data import blank_medium, load_medium
@@ -99,6 +100,29 @@ def test_the_first_frames_are_trained_on_at_the_runs_size(tmp_path: Path) -> Non
     assert fitted.shape == (5, 3, 32, 48) and fitted.dtype == torch.uint8
     # Cut around the middle: 48 x 48 to 48 wide, 8 rows off above and below.
     assert torch.equal(fitted, other.frames[:5, :, 8:40])
+
+
+def trimmed(source: Path, start: int) -> Path:
+    """The video from a later frame on, nothing encoded anew: what comes before stays in the file and is not shown."""
+    path = source.with_stem("trimmed")
+    with av.open(str(source)) as given, av.open(str(path), "w") as made:
+        stream = given.streams.video[0]
+        copy = made.add_stream_from_template(stream)
+        for packet in given.demux(stream):
+            if packet.dts is not None and packet.pts is not None and stream.average_rate and packet.time_base:
+                skipped = round(start / (stream.average_rate * packet.time_base))
+                packet.dts, packet.pts, packet.stream = packet.dts - skipped, packet.pts - skipped, copy
+                made.mux(packet)
+    return path
+
+
+def test_frames_that_are_not_shown_are_not_counted(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.mp4"
+    whole.write_bytes(encode_mp4(clip(0, 24, (32, 48)).frames, 24.0))
+    cut = trimmed(whole, 10)
+    assert [video_facts(path)[1] for path in (whole, cut)] == [24, 14]
+    assert torch.equal(read_video(cut).frames, read_video(whole).frames[10:])
+    decode_to_end(cut)
 
 
 # Videos with sound ---------------------------------------------------------------------------------------------------

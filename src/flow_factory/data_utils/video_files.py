@@ -79,7 +79,8 @@ def sound_rate(path: Path, place: str = "") -> int:
 def video_facts(path: Path, place: str = "") -> tuple[Size, int]:
     """Height and width of the first video stream, and its number of frames, with nothing decoded.
 
-    The number is the header's, else that of the stream's packets (some containers do not say it).
+    The number is the header's. Where that does not say it, or counts frames that are not shown, as in a clip that was
+    trimmed without encoding it anew, it is that of the stream's packets.
 
     Raises:
         InputError: If the file cannot be opened, or has no frames.
@@ -88,10 +89,19 @@ def video_facts(path: Path, place: str = "") -> tuple[Size, int]:
         stream = next(iter(container.streams.video), None)
         frames = 0
         if stream is not None:
-            frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
+            frames = stream.frames
+            if not frames or _is_trimmed(stream):
+                frames = sum(packet.size > 0 and not packet.is_discard for packet in container.demux(stream))
         if stream is None or not frames:
             raise InputError(f"{subject(path, place)} holds no video frames; replace the file or remove its record.")
         return (stream.height, stream.width), frames
+
+
+def _is_trimmed(stream: Any) -> bool:
+    """Whether the header's frames last longer or shorter than the stream, some of them being left out."""
+    if stream.duration is None or not stream.average_rate:
+        return False
+    return abs(float(stream.duration * stream.time_base * stream.average_rate) - stream.frames) > 0.5
 
 
 def decode_to_end(path: Path, place: str = "") -> None:
