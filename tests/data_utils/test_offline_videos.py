@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +124,23 @@ def test_frames_that_are_not_shown_are_not_counted(tmp_path: Path) -> None:
     assert [video_facts(path)[1] for path in (whole, cut)] == [24, 14]
     assert torch.equal(read_video(cut).frames, read_video(whole).frames[10:])
     decode_to_end(cut)
+
+
+def lying(video: bytes) -> bytes:
+    """The MP4 with the matrix of a phone that was held upright: it is shown turned by 90 degrees clockwise."""
+    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    turned = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
+    begin = video.index(upright, video.index(b"tkhd"))
+    return video[:begin] + turned + video[begin + len(turned) :]
+
+
+def test_videos_are_turned_as_a_player_shows_them(tmp_path: Path) -> None:
+    plain, turned = tmp_path / "plain.mp4", tmp_path / "turned.mp4"
+    plain.write_bytes(encode_mp4(clip(0, 5, (32, 48)).frames, 24.0))
+    turned.write_bytes(lying(plain.read_bytes()))
+    assert [video_facts(path) for path in (plain, turned)] == [((32, 48), 5), ((48, 32), 5)]
+    # Clockwise: what was the left column from below to above is the top row.
+    assert torch.equal(read_video(turned).frames[..., 0, :], read_video(plain).frames[..., 0].flip(-1))
 
 
 # Videos with sound ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from flow_factory.contracts import Modality, SoundFormat
 from flow_factory.data_utils.offline_media import read_image
 from flow_factory.data_utils.prompt_dataset import MediaFile
-from flow_factory.data_utils.video_files import SILENCE, opened, start_time, streams, subject
+from flow_factory.data_utils.video_files import SILENCE, opened, quarter_turns, start_time, streams, subject
 from flow_factory.errors import InputError
 from flow_factory.samples import Audio, MediaItem, Video
 
@@ -47,7 +47,7 @@ def image_tensor(path: Path) -> Tensor:
 
 
 def read_video(path: Path, num_frames: int | None = None, place: str = "") -> Video:
-    """Frames of the first video stream, uint8 [F, 3, H, W], with the stream's average rate.
+    """Frames of the first video stream, turned as a player shows them, uint8 [F, 3, H, W], with its average rate.
 
     Args:
         path: The file.
@@ -60,7 +60,7 @@ def read_video(path: Path, num_frames: int | None = None, place: str = "") -> Vi
     with opened(path, place) as container:
         stream = next(iter(container.streams.video), None)
         decoded = [] if stream is None else itertools.islice(container.decode(stream), num_frames)
-        frames = [frame.to_ndarray(format="rgb24") for frame in decoded]
+        frames = [np.rot90(frame.to_ndarray(format="rgb24"), quarter_turns(frame)) for frame in decoded]
         rate = None if stream is None else stream.average_rate or stream.guessed_rate
     if not frames or not rate:
         raise InputError(f"{subject(path, place)} holds no video frames; replace the file or remove its record.")

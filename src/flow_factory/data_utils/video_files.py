@@ -77,7 +77,7 @@ def sound_rate(path: Path, place: str = "") -> int:
 
 
 def video_facts(path: Path, place: str = "") -> tuple[Size, int]:
-    """Height and width of the first video stream, and its number of frames, with nothing decoded.
+    """Height and width of the first video stream as it is shown, and its number of frames; one frame is decoded.
 
     The number is the header's. Where that does not say it, or counts frames that are not shown, as in a clip that was
     trimmed without encoding it anew, it is that of the stream's packets.
@@ -87,14 +87,29 @@ def video_facts(path: Path, place: str = "") -> tuple[Size, int]:
     """
     with opened(path, place) as container:
         stream = next(iter(container.streams.video), None)
-        frames = 0
-        if stream is not None:
-            frames = stream.frames
-            if not frames or _is_trimmed(stream):
-                frames = sum(packet.size > 0 and not packet.is_discard for packet in container.demux(stream))
-        if stream is None or not frames:
-            raise InputError(f"{subject(path, place)} holds no video frames; replace the file or remove its record.")
-        return (stream.height, stream.width), frames
+        frames, first = (0, None) if stream is None else _count(container, stream)
+    if not frames or first is None:
+        raise InputError(f"{subject(path, place)} holds no video frames; replace the file or remove its record.")
+    size = first.height, first.width
+    return size[::-1] if quarter_turns(first) % 2 else size, frames
+
+
+def quarter_turns(frame: Any) -> int:
+    """How often a decoded frame is turned by 90 degrees counterclockwise to be shown: phones store all that lying."""
+    return round(frame.rotation / 90) % 4
+
+
+def _count(container: Any, stream: Any) -> tuple[int, Any]:
+    """The number of frames that are shown, and the first one; None if none can be decoded."""
+    frames = 0 if _is_trimmed(stream) else stream.frames
+    counted, first = 0, None
+    for packet in container.demux(stream):
+        counted += packet.size > 0 and not packet.is_discard
+        if first is None:
+            first = next(iter(packet.decode()), None)
+        if first is not None and frames:
+            return frames, first
+    return frames or counted, first
 
 
 def _is_trimmed(stream: Any) -> bool:
