@@ -142,7 +142,9 @@ class Encodings:
             condition = self._runs.encode(part, prompts.need_negative, prompts.generation)
             rows += [condition.row(i) for i in range(len(part))]
             if len(part) > 1 and len(set(map(condition_bytes, rows))) == 1:
-                break  # padded to one length: the others are as large, and a large encoder takes a minute for a batch
+                # Padded to one length, of the model or of the batch: the others are about as large, and a large encoder
+                # takes a minute for a batch.
+                break
         return rows
 
     def working_part(self) -> MemoryPart:
