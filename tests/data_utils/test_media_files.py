@@ -100,6 +100,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, modality: Modality) -> None:
         read_media(tmp_path / "missing.bin", modality)
 
 
+def test_sound_that_changes_on_the_way_is_named(tmp_path: Path) -> None:
+    """As broadcasts do, between stereo and mono; AAC in ADTS frames can be joined byte by byte."""
+    parts = []
+    for channels, layout in ((2, "stereo"), (1, "mono")):
+        with av.open(str(tmp_path / f"{layout}.aac"), "w") as container:
+            stream = container.add_stream("aac", rate=32000, layout=layout)
+            frame = av.AudioFrame.from_ndarray(np.zeros((channels, 8192), np.float32), format="fltp", layout=layout)
+            frame.sample_rate = 32000
+            container.mux([*stream.encode(frame), *stream.encode(None)])
+        parts.append((tmp_path / f"{layout}.aac").read_bytes())
+    path = tmp_path / "joined.aac"
+    path.write_bytes(b"".join(parts))
+    with pytest.raises(InputError, match=f"{path} holds mono of 32000 Hz and stereo of 32000 Hz, one after"):
+        read_audio(path)
+
+
 def test_a_video_without_sound_is_no_audio(tmp_path: Path) -> None:
     write_video(tmp_path / "v.mkv")
     write_tone(tmp_path / "a.wav")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,8 +82,7 @@ def read_audio(path: Path) -> Audio:
             raise InputError(f"{path} holds no sound; replace the file or remove its record.")
         rate = stream.rate
         resampler = av.AudioResampler(format="fltp", rate=rate)
-        decoded = [*container.decode(stream), None]  # None flushes what the resampler still holds
-        chunks = [frame.to_ndarray() for part in decoded for frame in resampler.resample(part)]
+        chunks = list(_resampled(container, stream, resampler, str(path)))
     if not chunks:
         raise InputError(f"{path} holds no sound; replace the file or remove its record.")
     return Audio(torch.from_numpy(np.concatenate(chunks, axis=1)).clamp(-1, 1), rate)
@@ -111,10 +111,9 @@ def read_soundtrack(path: Path, sound: SoundFormat, place: str = "") -> Audio:
         resampler = av.AudioResampler(format="fltp", layout=layout, rate=sound.sample_rate)
         chunks: list[np.ndarray] = []
         decoded = 0
-        for frame in itertools.chain(container.decode(stream), [None]):  # None flushes what the resampler still holds
-            for part in resampler.resample(frame):
-                chunks.append(part.to_ndarray())
-                decoded += part.samples
+        for chunk in _resampled(container, stream, resampler, subject(path, place)):
+            chunks.append(chunk)
+            decoded += chunk.shape[1]
             if decoded >= sound.samples - offset:
                 break
     begin = max(0, offset)
@@ -129,3 +128,15 @@ def read_soundtrack(path: Path, sound: SoundFormat, place: str = "") -> Audio:
     waveform = np.zeros((sound.channels, sound.samples), dtype=np.float32)
     waveform[:, begin : begin + count] = heard
     return Audio(torch.from_numpy(waveform).clamp(-1, 1), sound.sample_rate)
+
+
+def _resampled(container: Any, stream: Any, resampler: Any, name: str) -> Iterator[np.ndarray]:
+    """The sound of a stream in pieces, float32 [channels, samples]; `name` is what messages call the file."""
+    kinds: set[tuple[int, str]] = set()
+    for frame in itertools.chain(container.decode(stream), [None]):  # None flushes what the resampler still holds
+        if frame is not None:
+            kinds.add((frame.sample_rate, frame.layout.name))
+        if len(kinds) > 1:
+            said = " and ".join(f"{layout} of {rate} Hz" for rate, layout in sorted(kinds))
+            raise InputError(f"{name} holds {said}, one after the other; store it anew, or remove its record.")
+        yield from (part.to_ndarray() for part in resampler.resample(frame))
