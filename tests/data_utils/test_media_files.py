@@ -205,3 +205,17 @@ def test_check_opens_files_of_each_kind(tmp_path: Path, modality: Modality, good
         rows = [PromptRow("a", media=(MediaRef("x", modality, file),), line=n) for n, file in enumerate((good, name))]
         with pytest.raises(InputError, match=rf"train\.jsonl:1: .*{name} .*replace the file"):
             check_media_headers(rows, folders, "train.jsonl")
+
+
+def test_check_opens_so_many_files_and_says_how_many_it_did_not(tmp_path: Path) -> None:
+    """A prompt file may name tens of thousands, and `check` is asked often."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "one.png")
+    (tmp_path / "two.png").write_bytes((tmp_path / "one.png").read_bytes())
+    (tmp_path / "broken.png").write_bytes(b"")
+    names = ("one.png", "two.png", "one.png", "broken.png")
+    rows = [PromptRow("a", media=(MediaRef("x", Modality.IMAGE, name),), line=n) for n, name in enumerate(names, 1)]
+    folders = dict.fromkeys(Modality, tmp_path)
+    assert check_media_headers(rows, folders, "train.jsonl", most=2) == 1
+    with pytest.raises(InputError, match=r"train\.jsonl:4: .*broken\.png"):
+        check_media_headers(rows, folders, "train.jsonl", most=3)
+    assert check_media_headers(rows[:3], folders, "train.jsonl") == 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flow_factory.advantage.registry import adv_estimator_path, list_adv_estimators
-from flow_factory.data_utils.media_headers import check_media_headers
+from flow_factory.data_utils.media_headers import MOST_OPENED, check_media_headers
 from flow_factory.data_utils.offline_plan import plan_offline_data
 from flow_factory.data_utils.prompt_files import (
     PromptRow,
@@ -197,7 +197,10 @@ class _StaticChecker:
             rows = read_prompts(file, self.config.spec.io)
             folders = media_folders(source.dataset_dir, source.image_dir, source.video_dir, source.audio_dir)
             check_media_files(rows, folders, file)
-            check_media_headers(rows, folders, file)
+            if unopened := check_media_headers(rows, folders, file):
+                self.report.lines.append(
+                    f"{file}: its first {MOST_OPENED} media files were opened, {unopened} were not"
+                )
         except InputError as error:
             problem = Problem(path, str(error), self.config.origins.place(path))
             if str(problem) not in map(str, self.problems):
