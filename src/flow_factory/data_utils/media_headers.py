@@ -11,7 +11,6 @@ from flow_factory.data_utils.offline_media import image_size
 from flow_factory.data_utils.prompt_files import PromptRow
 from flow_factory.data_utils.video_files import sound_rate, video_facts
 
-
 MOST_OPENED = 500
 """Files of a prompt file that `check` opens: it is asked often, and a video takes it about ten milliseconds."""
 
