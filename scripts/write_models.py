@@ -60,7 +60,7 @@ def section(spec: ModelSpec) -> list[str]:
         f"`{spec.pipeline_class}`; for example `{config.model_args.model_name_or_path}`, in "
         f"[{path.relative_to(ROOT / 'examples')}](../{path.relative_to(ROOT)})"
         + (f" (by estimate {need[1]} a process)." if need else "."),
-        f"Trained: {', '.join(f'`{name}`' for name in spec.trainable_components)}. "
+        f"`target_components` can name {' and '.join(f'`{name}`' for name in spec.trainable_components)}. "
         f"Transitions: {', '.join(spec.dynamics)}.",
     ]
     if spec.max_batch is not None:

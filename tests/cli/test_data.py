@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from flow_factory.hparams import save_config
+from flow_factory.hparams.starter import starter_config
 from flow_factory.rewards.shapes_styles import hollowness
 from flow_factory.rewards.shapes_world import parse_caption, scenes, split_of
 from flow_factory.tracking.players import encode_mp4
@@ -88,6 +89,20 @@ def test_validate_decodes_videos_with_their_sound(tmp_path: Path) -> None:
     begin = whole.index(b"mdat") + 1500
     path.write_bytes(whole[:begin] + bytes(2500) + whole[begin + 2500 :])
     assert "a.mkv cannot be decoded" in error_of(flow_factory("data", "validate", tmp_path))
+
+
+def test_validate_of_a_configuration_finds_what_does_not_fit_it(tmp_path: Path) -> None:
+    """What `check` refuses is not all good here: a video with fewer frames than training takes."""
+    path = save(clip(0, frames=5), tmp_path / "data" / "videos" / "a")
+    row = record("demonstration", "x", path.name)
+    row["supervision"]["target"]["media"][0]["type"] = "video"
+    write_records(tmp_path / "data", [row])
+    config = tmp_path / "run.yaml"
+    config.write_text(starter_config("sft", "wan2_t2v"))
+    options = (f"data.dataset_dir={tmp_path / 'data'}", "train.num_frames=5")
+    assert "1 demonstrations, all good" in flow_factory("data", "validate", config, *options).output
+    text = error_of(flow_factory("data", "validate", config, options[0], "train.num_frames=9"))
+    assert "train.jsonl:1" in text and "has 5 frames, but train.num_frames is 9" in text
 
 
 def test_validate_decodes_the_inputs_too(tmp_path: Path) -> None:

@@ -154,5 +154,23 @@ def test_starter_loads_and_shows_the_true_defaults(tmp_path: Path, trainer: str,
         assert re.search(rf"^ *#?{name}:", text, flags=re.MULTILINE), name
 
 
+@pytest.mark.parametrize(
+    ("model", "dataset"),
+    [
+        ("sd3-5", "builtin/shapes"),
+        ("flux2", "builtin/shapes"),
+        ("flux1-kontext", "builtin/edits"),
+        ("qwen-image-edit-plus", "builtin/edits"),
+        ("wan2_i2v", "data"),
+        ("ltx2_i2av", "data"),
+        ("minimax-h3-ref2va", "data"),
+    ],
+)
+def test_starter_names_prompts_that_the_model_takes(tmp_path: Path, model: str, dataset: str) -> None:
+    """Text alone is not enough for a model that starts from a picture."""
+    (tmp_path / "starter.yaml").write_text(starter_config("grpo", model))
+    assert load_config(tmp_path / "starter.yaml").data_args.dataset_dir == dataset
+
+
 def test_starter_has_short_lines() -> None:
     assert max(len(line) for line in starter_config().split("\n")) <= 120

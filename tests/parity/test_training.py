@@ -86,8 +86,10 @@ def wrapped_layers(adapter: BaseAdapter[Any]) -> set[str]:
 def test_every_lora_layer_learns_and_dead_modules_cannot(bench: Bench) -> None:
     """Pitfall 51: LoRA layers that can never get a gradient are declared, proven dead, and not wrapped."""
     got = largest_gradients(bench, bench.stirred)
-    assert {name for name, gradient in got.items() if gradient == 0.0} == set()
-    assert len(wrapped_layers(bench.stirred)) == bench.case.wrapped
+    still = sorted(name for name, gradient in got.items() if gradient == 0.0)
+    assert not still, f"no gradient reaches {', '.join(still)}: dead_modules, or a target outside of the blocks?"
+    wrapped = len(wrapped_layers(bench.stirred))
+    assert wrapped == bench.case.wrapped, f"LoRA wraps {wrapped} layers, and the case counts {bench.case.wrapped}"
 
     full = largest_gradients(bench, bench.full)
     for component in bench.full.trained_components:
@@ -109,7 +111,7 @@ def test_default_targets_cover_attention_and_mlp(bench: Bench) -> None:
         forgotten = {
             name for name in inside if f"{component}.{name}" not in wrapped and not any(p.fullmatch(name) for p in left)
         }
-        assert forgotten == set()
+        assert not forgotten, f"{component}: no LoRA on {', '.join(sorted(forgotten))}; nor dead, nor uncovered"
 
 
 def test_losses_on_stored_media_are_unguided(bench: Bench) -> None:

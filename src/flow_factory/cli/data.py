@@ -15,7 +15,7 @@ from flow_factory.cli.sources import Averaged, Checkpoint, Overrides, Source, So
 if TYPE_CHECKING:
     from flow_factory.data_utils.offline_files import OfflineScan
     from flow_factory.data_utils.prompt_dataset import PromptRecord
-    from flow_factory.hparams import DatasetArguments
+    from flow_factory.hparams import Arguments, DatasetArguments
 
 data_app = typer.Typer(
     help="Make and check datasets of stored examples (demonstrations and preferences).",
@@ -52,12 +52,14 @@ def validate(
     """Check every record of stored examples and decode every picture and video, inputs too; list all that are bad."""
     from collections import Counter
 
+    from flow_factory.data_utils.offline_plan import unfit_examples
     from flow_factory.errors import InputError
 
     problems: list[str] = []
-    for dataset, name, io, limit in _datasets_of(source, overrides or [], split, image_dir, model_type):
+    for dataset, name, io, limit, config in _datasets_of(source, overrides or [], split, image_dir, model_type):
         scan = _scan(dataset, name, io, limit)
-        found = [*scan.problems, *_undecodable(scan)]
+        unfit = [] if config is None else unfit_examples(config, scan)
+        found = [*scan.problems, *unfit, *_undecodable(scan)]
         problems += found
         typer.echo(
             f"{scan.path}: {len(scan.examples)} good {scan.supervision or 'record'}s, {len(found)} problems"
@@ -258,8 +260,8 @@ def draw(
 
 def _datasets_of(
     source: Path, overrides: Sequence[str], split: str | None, image_dir: Path | None, model_type: str | None
-) -> list[tuple[DatasetArguments | Path, str, Any, int | None]]:
-    """Datasets (or a file), their split, what the model takes and gives, and how many records count."""
+) -> list[tuple[DatasetArguments | Path, str, Any, int | None, Arguments | None]]:
+    """Datasets (or a file), their split, what the model takes and gives, how many records count, and for which run."""
     from flow_factory.errors import InputError
     from flow_factory.hparams import DatasetArguments, DatasetTrainSpec, get_model_spec, load_config
 
@@ -273,7 +275,7 @@ def _datasets_of(
                 f"checks them."
             )
         specs = [(data, data.train or DatasetTrainSpec()) for data in config.data_args.train_sources()]
-        return [(data, spec.split, config.spec.io, spec.max_dataset_size) for data, spec in specs]
+        return [(data, spec.split, config.spec.io, spec.max_dataset_size, config) for data, spec in specs]
     if overrides:
         raise InputError(f"{overrides[0]!r} overrides a configuration, but {source} is a dataset; leave it out.")
     if source.suffix == ".jsonl" and split is not None:
@@ -281,7 +283,7 @@ def _datasets_of(
     io = None if model_type is None else get_model_spec(model_type).io
     folder, name = (source.parent, source.stem) if source.suffix == ".jsonl" else (source, split or "train")
     images = None if image_dir is None else str(image_dir)
-    return [(DatasetArguments(dataset_dir=str(folder), image_dir=images), name, io, None)]
+    return [(DatasetArguments(dataset_dir=str(folder), image_dir=images), name, io, None, None)]
 
 
 def _scan(dataset: Any, split: str, io: Any, limit: int | None) -> OfflineScan:

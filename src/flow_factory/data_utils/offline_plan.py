@@ -92,7 +92,7 @@ class OfflinePlan:
         ]
         changed = sum(e.example.size is not None and e.example.size != e.size and e.repeat == 0 for e in self.entries)
         sizes = ", ".join(f"{h} x {w}: {len(rows)}" for (h, w), rows in self.buckets.items())
-        lines.append(f"sizes (height x width): {sizes}; {changed} of {examples} pictures are scaled or cut to them")
+        lines.append(f"sizes (height x width): {sizes}; {changed} of {examples} are scaled or cut to them")
         return lines
 
 
@@ -113,11 +113,8 @@ def plan_offline_data(config: Arguments) -> OfflinePlan:
         problems += [wrong_type] if wrong_type else scan.problems
         scans.append(scan)
         visits += [(example, repeat) for example in scan.examples for repeat in range(spec.weight)]
-    frames: int | None = getattr(config.train_generation, "num_frames", None)
-    problems += [problem for scan in scans for problem in _too_short(scan, frames)]
-    folder = local_folder(config.model_args.model_name_or_path)
-    sound = None if config.spec.sound is None else config.spec.sound(config.train_generation, folder)
-    problems += [problem for scan in scans for problem in _unfit_sounds(scan, sound)]
+    frames, sound = _frames(config), _sound(config)
+    problems += [problem for scan in scans for problem in unfit_examples(config, scan)]
     raise_problems(problems)
     if not visits:
         raise InputError("data.datasets: no dataset is enabled for training; enable at least one.")
@@ -159,6 +156,20 @@ def _wrong_type(scan: OfflineScan, arguments: OfflineFlowMatchingTrainingArgumen
         f"{scan.path}: holds {scan.supervision}s, but trainer {arguments.trainer_type!r} learns from "
         f"{arguments.supervision}s; use train.trainer_type: {_TRAINER_FOR[scan.supervision]}, or another dataset."
     )
+
+
+def unfit_examples(config: Arguments, scan: OfflineScan) -> list[str]:
+    """What is wrong with good records for this configuration: videos too short, sounds that do not go with them."""
+    return [*_too_short(scan, _frames(config)), *_unfit_sounds(scan, _sound(config))]
+
+
+def _frames(config: Arguments) -> int | None:
+    return getattr(config.train_generation, "num_frames", None)
+
+
+def _sound(config: Arguments) -> SoundFormat | None:
+    folder = local_folder(config.model_args.model_name_or_path)
+    return None if config.spec.sound is None else config.spec.sound(config.train_generation, folder)
 
 
 def _too_short(scan: OfflineScan, frames: int | None) -> Iterator[str]:

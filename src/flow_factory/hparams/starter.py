@@ -6,6 +6,7 @@ import dataclasses
 import textwrap
 from typing import Any, get_args, get_type_hints
 
+from flow_factory.contracts import Modality
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import LauncherArguments
 from flow_factory.hparams.builtin import builtin_names
@@ -97,6 +98,10 @@ def _chosen(trainer_type: str, model_type: str, training: type[CommonTrainingArg
         train.update({name: value for name, value in _EMBEDDED_TRAIN.items() if name in own})
         evaluation = _EMBEDDED_EVAL
     dataset = "shapes" if "shapes" in prompts else next(iter(prompts), None)
+    io = get_model_spec(model_type).io
+    media = {slot.name for slot in io.inputs if slot.required and slot.modality is not Modality.TEXT} | set(io.one_of)
+    if media:  # of the built-in ones, one has pictures with its prompts
+        dataset = "edits" if media == {"image"} and io.outputs == (Modality.IMAGE,) and "edits" in prompts else None
     if not training.execution_contract.generates:
         dataset = None  # the built-in ones hold prompts, not stored examples
     model: dict[str, Any] = {
