@@ -168,8 +168,9 @@ def _frames(config: Arguments) -> int | None:
 
 
 def _sound(config: Arguments) -> SoundFormat | None:
-    folder = local_folder(config.model_args.model_name_or_path)
-    return None if config.spec.sound is None else config.spec.sound(config.train_generation, folder)
+    if config.spec.sound is None:
+        return None
+    return config.spec.sound(config.train_generation, local_folder(config.model_args.model_name_or_path))
 
 
 def _too_short(scan: OfflineScan, frames: int | None) -> Iterator[str]:
