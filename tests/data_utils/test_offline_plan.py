@@ -28,7 +28,7 @@ def test_counts_of_an_epoch(tmp_path: Path) -> None:
         f"stored examples: 9 from {tmp_path / 'train.jsonl'}",
         "epoch: 9 visits in 4 batches of 2 on each of 1 processes, 1 left out of each epoch (no full batch); 2 "
         "optimizer steps",
-        "sizes (height x width): 32 x 32: 9; 0 of 9 pictures are scaled or cut to them",
+        "sizes (height x width): 32 x 32: 9; 0 of 9 are scaled or cut to them",
     ]
     two = plan(tmp_path, num_processes=2, train__gradient_accumulation_steps=1)
     assert (two.batches_per_epoch, two.global_batch, two.left_out) == (2, 4, 1)
@@ -108,7 +108,7 @@ def test_one_bad_type_among_several_datasets(tmp_path: Path) -> None:
 def test_sizes_are_cut_or_sorted_into_buckets(tmp_path: Path) -> None:
     make_dataset(tmp_path, count=8, sizes=((64, 64), (64, 64), (64, 64), (40, 160)))
     cut = plan(tmp_path, train__resolution=64)
-    assert list(cut.buckets) == [(64, 64)] and "2 of 8 pictures are scaled or cut" in cut.describe()[2]
+    assert list(cut.buckets) == [(64, 64)] and "2 of 8 are scaled or cut" in cut.describe()[2]
     sorted_in = plan(tmp_path, train__resolution=64, train__image_sizing="buckets")
     assert {size: len(rows) for size, rows in sorted_in.buckets.items()} == {(64, 64): 6, (32, 128): 2}
     alone = plan(tmp_path, train__resolution=64, train__image_sizing="buckets", train__per_device_batch_size=4)
