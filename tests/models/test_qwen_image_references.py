@@ -95,10 +95,40 @@ def test_each_configured_size_decides_its_own_part(edit: Bench) -> None:
     assert tokens[0] == tokens[1] and tokens[2] == tokens[0] + 1
 
 
-def test_edited_rows_whose_references_agree_share_a_forward(edit: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_rows_whose_references_and_texts_agree_share_a_forward(
+    edit: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = count_forwards(edit.fresh, monkeypatch)
-    edit.roll(edit.fresh, edit.case.setting("guided"), steps=2, decode=False)
+    setting = edit.case.setting("guided")
+    edit.roll(edit.fresh, setting, steps=2, decode=False)
+    assert seen == [1] * 12, "prompts of three lengths"
+    seen.clear()
+    edit.roll(edit.fresh, setting, steps=2, decode=False, inputs={"prompt": "a dog", "negative_prompt": "no"})
     assert seen == [2, 2, 1, 1] * 2, "rows 0 and 2 together, row 1 alone, with and without the prompt"
+
+
+def test_edited_rows_are_neither_padded_nor_masked(edit: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, setting = edit.fresh, edit.case.setting("guided")
+    condition = edit.condition(adapter, setting, (0, 1, 2))
+    positive, negative = (
+        [int(length) for length in mask.sum(dim=1)]  # type: ignore[union-attr]
+        for mask in (condition.prompt_mask, condition.negative_prompt_mask)
+    )
+    assert len(set(positive)) == 3 and condition.prompt_embeds.shape[1] == max(positive), "collated rows are padded"
+    expected = [length for pair in zip(positive, negative, strict=True) for length in pair]
+    seen: list[tuple[int, Any]] = []
+    network = adapter.network
+
+    def watched(name: str) -> Any:
+        def call(**inputs: Any) -> Any:
+            seen.append((inputs["encoder_hidden_states"].shape[1], inputs["encoder_hidden_states_mask"]))
+            return network(name)(**inputs)
+
+        return call
+
+    monkeypatch.setattr(adapter, "network", watched)
+    edit.roll(adapter, setting, steps=2, decode=False)
+    assert seen == [(length, None) for length in expected] * 2
 
 
 @pytest.mark.parametrize(

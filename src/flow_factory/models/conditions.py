@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -122,9 +122,20 @@ def collate_padded(conditions: Sequence[PromptsT], multiple: int = 1) -> Prompts
 
 def pad_condition(condition: PromptsT, length: int, negative_length: int = 0) -> PromptsT:
     """Prompts padded to `length` tokens, negatives to `negative_length`; pooled embeddings are left as they are."""
+    return _each_text(condition, length, negative_length, pad_tokens)
+
+
+def trim_condition(condition: PromptsT, length: int, negative_length: int = 0) -> PromptsT:
+    """The first `length` tokens of prompts, `negative_length` of negatives: `pad_condition` undone."""
+    return _each_text(condition, length, negative_length, lambda tokens, count: tokens[:, :count])
+
+
+def _each_text(
+    condition: PromptsT, length: int, negative_length: int, change: Callable[[Tensor, int], Tensor]
+) -> PromptsT:
     texts = {f.name: getattr(condition, f.name) for f in fields(PromptCondition) if "pooled" not in f.name}
     lengths = {name: negative_length if name.startswith("negative") else length for name in texts}
-    return replace(condition, **{n: pad_tokens(t, lengths[n]) for n, t in texts.items() if t is not None})
+    return replace(condition, **{n: change(t, lengths[n]) for n, t in texts.items() if t is not None})
 
 
 def _lengths(conditions: Sequence[PromptCondition], multiple: int) -> tuple[int, int]:

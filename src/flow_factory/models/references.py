@@ -47,9 +47,11 @@ class ReferenceCondition(PromptCondition):
         found: dict[Hashable, list[int]] = {}
         for row in range(self.batch_size):
             found.setdefault(self.layout(row), []).append(row)
-        if len(found) == 1:
-            return ((tuple(range(self.batch_size)), self),)
-        return tuple((tuple(rows), self.cat([self.row(row) for row in rows])) for rows in found.values())
+        return tuple((tuple(rows), self.together(rows)) for rows in found.values())
+
+    def together(self: Self, rows: Sequence[int]) -> Self:
+        """The condition of rows that agree in `layout`, in this order."""
+        return self if len(rows) == self.batch_size else self.cat([self.row(row) for row in rows])
 
     @cached_property
     def stacked(self) -> tuple[Tensor, ...]:
@@ -106,6 +108,6 @@ def predict_by_shape(
     """
     groups = condition.groups
     if len(groups) == 1:
-        return predict(state, times, condition)
+        return predict(state, times, groups[0][1])
     parts = [predict(state.take(rows), times.take(rows), some) for rows, some in groups]
     return LatentState.rejoin(parts, [rows for rows, _ in groups])

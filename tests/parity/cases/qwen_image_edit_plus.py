@@ -69,7 +69,7 @@ def case(variant: str, sizes: Sequence[Sequence[tuple[int, int]]], **transformer
 
 
 CASES = [
-    # Rows 0 and 2 become equal in size and share a forward, although their references differ.
+    # References of rows 0 and 2 become equal in size: where texts have one length too, they share a forward.
     case("one", [[(24, 33)], [(40, 20)], [(48, 66)]]),
     # Of checkpoints since 2511: references are modulated as data, at time 0.
     case("two", [[(24, 33), (40, 20)], [(40, 20), (24, 33)], [(24, 33), (40, 20)]], zero_cond_t=True),

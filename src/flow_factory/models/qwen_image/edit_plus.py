@@ -5,7 +5,8 @@ by the transformer as latents that follow those of the state. It is brought to a
 proportions; the pipeline holds the two areas as constants of its module, here they are fields. Reference latents are
 given anew at every step: no noise is added to them, and what is predicted for them is dropped.
 
-The pipeline takes one prompt a call. Here rows whose references agree in number and size share a forward.
+The pipeline takes one prompt a call. Here rows whose references agree in number and size, and whose texts in length,
+share a forward: without padding, attention needs no mask, which the fast kernels do not take.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from PIL import Image
 from torch import Tensor
 
 from flow_factory.errors import InputError
-from flow_factory.models.conditions import PromptCondition, Prompts
+from flow_factory.models.conditions import PromptCondition, Prompts, collate_padded
 from flow_factory.models.guidance import GuidanceSpec
 from flow_factory.models.images import to_pil
-from flow_factory.models.qwen_image.parts import encode_reference, masked, resized
+from flow_factory.models.qwen_image.parts import UnpaddedCondition, encode_reference, masked, resized
 from flow_factory.models.qwen_image.text_to_image import QwenImageAdapter
-from flow_factory.models.references import ReferenceCondition, predict_by_shape
+from flow_factory.models.references import predict_by_shape
 from flow_factory.samples import ComponentTimes, ConditionInputs, I2ISample, LatentState
 
 _CONSTANTS = {"condition_image_size": "CONDITION_IMAGE_SIZE", "vae_image_size": "VAE_IMAGE_SIZE"}
@@ -36,7 +37,7 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
     """One or more references a row, in order; the instruction may speak of Picture 1, Picture 2."""
 
     sample_class = I2ISample
-    condition_class = ReferenceCondition
+    condition_class = UnpaddedCondition
     no_media: ClassVar[Mapping[str, None]] = {"images": None}
 
     def load_pipeline(self) -> Any:
@@ -62,7 +63,7 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
         fields = generation or self.config.train_generation
         return self.collate_conditions([self._encode(given, need_negative, fields) for given in inputs])
 
-    def _encode(self, given: ConditionInputs, need_negative: bool, generation: Any) -> ReferenceCondition:
+    def _encode(self, given: ConditionInputs, need_negative: bool, generation: Any) -> UnpaddedCondition:
         pictures = [to_pil(image) for image in given.images("image")]
         if not pictures:
             raise InputError(
@@ -74,12 +75,18 @@ class QwenImageEditPlusAdapter(QwenImageAdapter):
         negative = self._encode_text(given.negative_prompt or "", seen) if need_negative else None
         area = generation.vae_image_size
         references = [encode_reference(self.pipeline, p, area, "vae_image_size", self.device) for p in pictures]
-        return ReferenceCondition.with_references(PromptCondition.of(positive, negative), [references])
+        return UnpaddedCondition.with_references(PromptCondition.of(positive, negative), [references])
 
     def _encode_text(self, text: str, pictures: list[Image.Image]) -> Prompts:
         return masked(*self.pipeline.encode_prompt(prompt=[text], image=list(pictures), device=self.device))
 
-    def further_images(self, condition: ReferenceCondition) -> Sequence[Tensor]:
+    def collate_conditions(self, conditions: Sequence[Any]) -> Any:
+        return collate_padded(conditions)
+
+    def text_mask(self, prompts: Prompts) -> None:
+        return None
+
+    def further_images(self, condition: UnpaddedCondition) -> Sequence[Tensor]:
         return condition.stacked
 
     def predict_velocity(

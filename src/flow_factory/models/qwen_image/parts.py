@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
@@ -11,11 +12,33 @@ from PIL import Image
 from torch import Tensor
 
 from flow_factory.errors import InputError
-from flow_factory.models.conditions import Prompts
+from flow_factory.models.conditions import Prompts, trim_condition
 from flow_factory.models.images import posterior_latents
 from flow_factory.models.latent_statistics import destandardise, standardise
+from flow_factory.models.references import ReferenceCondition
+
+Self = TypeVar("Self", bound="UnpaddedCondition")
 
 _NARROWEST = 200  # of the image processors of Qwen2-VL and its successors
+
+
+@dataclass(frozen=True)
+class UnpaddedCondition(ReferenceCondition):
+    """Texts with references whose rows share a forward only if their texts agree in length too, so that none is padded.
+
+    Masks are nonzero at tokens, which padding follows.
+    """
+
+    def lengths(self, row: int) -> tuple[int, ...]:
+        """Tokens of the row's prompt, and of its negative prompt if there is one."""
+        masks = (mask for mask in (self.prompt_mask, self.negative_prompt_mask) if mask is not None)
+        return tuple(int(mask[row].count_nonzero()) for mask in masks)
+
+    def layout(self, row: int) -> Hashable:
+        return (super().layout(row), self.lengths(row))
+
+    def together(self: Self, rows: Sequence[int]) -> Self:
+        return trim_condition(super().together(rows), *self.lengths(rows[0]))
 
 
 def masked(embeds: Tensor, mask: Tensor | None) -> Prompts:

@@ -15,8 +15,7 @@ is sampled has to be replayed with gradients by the same products; `call_argumen
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,35 +29,27 @@ from flow_factory.models.conditions import PromptCondition, Prompts, collate_pad
 from flow_factory.models.guidance import GuidanceSpec, guide_apart
 from flow_factory.models.images import to_bytes, to_pil, to_pixels
 from flow_factory.models.qwen_image.parts import (
+    UnpaddedCondition,
     decode_frame,
     encode_frame,
     encode_reference,
     resized,
     true_cfg_arguments,
 )
-from flow_factory.models.references import ReferenceCondition, predict_by_shape
+from flow_factory.models.references import predict_by_shape
 from flow_factory.models.shifted_grid import linear_sigmas, token_shift
 from flow_factory.models.text_to_image import TextToImageAdapter
 from flow_factory.samples import ComponentTimes, ConditionInputs, I2ISample, LatentState
 
-_TEXT, _SLOT = 1, 2
+_TEXT, _SLOT = 1, 2  # in masks, of which 0 is padding
 _TOKENS_PER_SLOT = 4
-
-
-@dataclass(frozen=True)
-class SequenceCondition(ReferenceCondition):
-    """Texts with references inside. Both masks are 0 at padding, 1 at text and 2 at a reference's slots."""
-
-    def layout(self, row: int) -> Hashable:
-        masks = (mask for mask in (self.prompt_mask, self.negative_prompt_mask) if mask is not None)
-        return (super().layout(row), *(int(mask[row].count_nonzero()) for mask in masks))
 
 
 class QwenImage21Adapter(TextToImageAdapter):
     """Any number of references a row, in order; `guidance_scale` is what the pipeline calls `true_cfg_scale`."""
 
     sample_class = I2ISample
-    condition_class = SequenceCondition
+    condition_class = UnpaddedCondition
     comfyui = DiffusersNames(LORA_KEYS)
 
     def load_pipeline(self) -> QwenImage21Pipeline:
@@ -72,11 +63,11 @@ class QwenImage21Adapter(TextToImageAdapter):
     @torch.no_grad()
     def encode_inputs(
         self, inputs: Sequence[ConditionInputs], need_negative: bool = False, generation: Any = None
-    ) -> SequenceCondition:
+    ) -> UnpaddedCondition:
         fields = generation or self.config.train_generation
         return self.collate_conditions([self._encode(given, need_negative, fields) for given in inputs])
 
-    def _encode(self, given: ConditionInputs, need_negative: bool, generation: Any) -> SequenceCondition:
+    def _encode(self, given: ConditionInputs, need_negative: bool, generation: Any) -> UnpaddedCondition:
         area = generation.output_resolution**2
         pictures = [to_pil(image).convert("RGBA") for image in given.images("image")]
         seen = [resized(self.pipeline, p, area, "output_resolution squared") for p in pictures]
@@ -86,7 +77,7 @@ class QwenImage21Adapter(TextToImageAdapter):
         positive = self._encode_text(given.prompt, seen)
         negative = self._encode_text(given.negative_prompt or "", seen) if need_negative else None
         _check_slots(positive, references, generation.output_resolution)
-        return SequenceCondition.with_references(PromptCondition.of(positive, negative), [references])
+        return UnpaddedCondition.with_references(PromptCondition.of(positive, negative), [references])
 
     def _encode_text(self, text: str, pictures: list[Image.Image]) -> Prompts:
         # One text is never padded, so there is no mask.
@@ -127,7 +118,7 @@ class QwenImage21Adapter(TextToImageAdapter):
         return predict_by_shape(state, times, condition, lambda s, t, c: self._predict(s, t, c, guidance))
 
     def _predict(
-        self, state: LatentState, times: ComponentTimes, condition: SequenceCondition, guidance: GuidanceSpec
+        self, state: LatentState, times: ComponentTimes, condition: UnpaddedCondition, guidance: GuidanceSpec
     ) -> LatentState:
         """The velocity of rows that agree in their layout."""
         images = (*condition.stacked, state.only)
@@ -138,13 +129,12 @@ class QwenImage21Adapter(TextToImageAdapter):
 
         def network(prompts: Prompts) -> Tensor:
             assert prompts.mask is not None
-            length = int(prompts.mask[0].count_nonzero())
-            slots = prompts.mask[:, :length] == _SLOT
+            slots = prompts.mask == _SLOT
             target = slots.new_ones(batch, height * width // _TOKENS_PER_SLOT)
             predicted = self.network("transformer")(
                 hidden_states=tokens,
                 timestep=times.only.timestep / 1000,
-                encoder_hidden_states=self.network_input("transformer", prompts.embeds[:, :length]),
+                encoder_hidden_states=self.network_input("transformer", prompts.embeds),
                 img_shapes=[shapes] * batch,
                 img_mask=torch.cat([slots, target], dim=1),
                 return_dict=False,

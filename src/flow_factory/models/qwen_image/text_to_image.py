@@ -59,6 +59,10 @@ class QwenImageAdapter(PackedLatentsAdapter):
         """Latents [B, C, h, w] of the condition, each with a size of its own, that follow the state's."""
         return ()
 
+    def text_mask(self, prompts: Prompts) -> Tensor | None:
+        """Which tokens of the texts are read; None: all."""
+        return prompts.mask
+
     def predict_velocity(
         self, state: LatentState, times: ComponentTimes, condition: PromptCondition, guidance: GuidanceSpec
     ) -> LatentState:
@@ -72,7 +76,7 @@ class QwenImageAdapter(PackedLatentsAdapter):
                 hidden_states=tokens,
                 timestep=times.only.timestep / 1000,
                 encoder_hidden_states=self.network_input("transformer", prompts.embeds),
-                encoder_hidden_states_mask=prompts.mask,
+                encoder_hidden_states_mask=self.text_mask(prompts),
                 img_shapes=[sizes] * len(tokens),
                 return_dict=False,
             )[0]
