@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from flow_factory.errors import InputError, RunError
 from flow_factory.rewards.abc import PointwiseRewardModel, RewardFailure
 from flow_factory.rewards.processor import RewardProcessor
 from flow_factory.rewards.smoke import smoke_reward
-from flow_factory.samples import T2AVSample, T2VSample
+from flow_factory.samples import BaseSample, T2AVSample, T2VSample
 from tests.rewards.helpers import PixelReward, RankReward, Returns, config, make_sample, returning
 
 
@@ -74,6 +75,35 @@ def test_wrong_results_are_named(answer: object, said: str) -> None:
         RewardProcessor(models=[returning(answer)]).score([make_sample(0), make_sample(1)])
     assert said in str(caught.value)
     assert "reward 'r' (tests.rewards.helpers.Returns)" in str(caught.value)
+
+
+class Differentiable(PointwiseRewardModel):
+    """Notes whether its network would keep activations."""
+
+    seen: list[bool]
+
+    def score(self, samples: Sequence[BaseSample]) -> list[float]:
+        weight = torch.ones(3, requires_grad=True)
+        self.seen = [(weight * 2).requires_grad, torch.is_grad_enabled()]
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad((weight**2).sum(), weight)
+        return slope[: len(samples)].tolist()
+
+
+class DifferentiableAsync(Differentiable):
+    async def score(self, samples: Sequence[BaseSample]) -> list[float]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return Differentiable.score(self, samples)
+
+
+@pytest.mark.parametrize("cls", [Differentiable, DifferentiableAsync])
+def test_rewards_compute_without_gradients_unless_they_ask(cls: type[Differentiable]) -> None:
+    model, samples = cls(config()), [make_sample(0), make_sample(1)]
+    processor = RewardProcessor(models=[model])
+    processor.score(samples)
+    processor.close()
+    assert model.seen == [False, False] and torch.is_grad_enabled()
+    assert [s.rewards["r"] for s in samples] == [2.0, 2.0]
 
 
 def test_a_failed_reward_is_not_zero() -> None:

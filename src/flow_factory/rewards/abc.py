@@ -80,7 +80,10 @@ class BaseRewardModel(ABC):
 
     @abstractmethod
     def score(self, samples: Sequence[BaseSample]) -> Scores | Awaitable[Scores]:
-        """Scores samples; see the two subclasses. May be `async def`: it then runs on one owned event loop."""
+        """Scores samples; see the two subclasses. May be `async def`: it then runs on one owned event loop.
+
+        It is called without gradients; a measurement that differentiates enables them itself (`torch.enable_grad()`).
+        """
 
     def close(self) -> None:  # noqa: B027 - optional hook
         """Releases clients, servers and memory; called once when the run ends."""

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _CLOSE_S = 5.0
@@ -31,7 +33,9 @@ class EventLoopThread:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="reward-event-loop", daemon=True)
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._loop,), name="reward-event-loop", daemon=True
+                )
                 self._thread.start()
             loop = self._loop
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
@@ -51,6 +55,11 @@ class EventLoopThread:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    with torch.no_grad():  # belongs to a thread, so what holds where `score` is called does not hold here
+        loop.run_forever()
 
 
 async def _cancel_others() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from flow_factory.errors import FlowFactoryError, InputError, RunError
 from flow_factory.rewards.abc import BaseRewardModel, GroupwiseRewardModel, RewardFailure
 from flow_factory.rewards.build import build_reward_models, check_sources
@@ -145,7 +147,8 @@ class RewardProcessor:
         model = self.models[name]
         self._check_fields(model, samples)
         try:
-            returned: Any = model.score(samples)
+            with torch.no_grad():  # scores are data; an author's network would keep its activations otherwise
+                returned: Any = model.score(samples)
             if inspect.iscoroutine(returned):
                 returned = self._loop.run(returned)
         except RewardFailure as failure:
