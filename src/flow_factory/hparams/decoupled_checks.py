@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from flow_factory.hparams.arguments import Arguments
-from flow_factory.hparams.errors import Path
+from flow_factory.hparams.errors import Add
 from flow_factory.hparams.geometry import Geometry
 from flow_factory.hparams.training_args import DecoupledTrainingArguments, DPOTrainingArguments, NFTTrainingArguments
 
-Add = Callable[[Path, str], None]
 _DEFAULT_DECAY = next(f.default for f in dataclasses.fields(NFTTrainingArguments) if f.name == "old_model_decay")
 
 

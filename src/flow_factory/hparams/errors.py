@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from flow_factory.errors import InputError
 
 Path = tuple[str | int, ...]
+Add = Callable[[Path, str], None]  # receives where a problem is, and what
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import SECTIONS, Arguments, LauncherArguments
-from flow_factory.hparams.cross_checks import cross_check, unguided
+from flow_factory.hparams.cross_checks import cross_check
 from flow_factory.hparams.data_args import DataArguments
 from flow_factory.hparams.errors import ConfigError, Problem, nearest
 from flow_factory.hparams.model_args import ModelArguments
+from flow_factory.hparams.model_checks import unguided
 from flow_factory.hparams.models import ModelSpec, get_model_spec, model_keys
 from flow_factory.hparams.models.registry import check_field_clash
 from flow_factory.hparams.optimizer_args import AccelerationArguments, OptimizerArguments

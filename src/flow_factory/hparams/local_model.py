@@ -12,9 +12,9 @@ from typing import Any, TypeGuard
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import Arguments
 from flow_factory.hparams.builtin import resolve_builtin
-from flow_factory.hparams.cross_checks import guided_scales
 from flow_factory.hparams.errors import FieldError, Problem, show_path
 from flow_factory.hparams.errors import Path as ConfigPath
+from flow_factory.hparams.model_checks import guided_scales
 from flow_factory.hparams.models import ModelSpec, get_model_spec, model_keys
 from flow_factory.hparams.models.folder import component_config
 

@@ -10,9 +10,9 @@ from flow_factory.contracts import Modality
 from flow_factory.errors import InputError
 from flow_factory.hparams.arguments import LauncherArguments
 from flow_factory.hparams.builtin import builtin_names
-from flow_factory.hparams.cross_checks import no_stored_media, rows_too_few, unguided
 from flow_factory.hparams.data_args import DataArguments
 from flow_factory.hparams.model_args import ModelArguments
+from flow_factory.hparams.model_checks import no_stored_media, rows_too_few, unguided
 from flow_factory.hparams.models import get_model_spec
 from flow_factory.hparams.reward_args import RewardArguments
 from flow_factory.hparams.run_args import INHERITED_BY_EVAL, EvaluationArguments, LogArguments
