@@ -18,7 +18,7 @@ from flow_factory.models.qwen_image.qwen_image_21 import over_white
 from flow_factory.samples import Media
 from flow_factory.trainers.model_card import _loading
 from tests.models.support import generators
-from tests.models.test_references import count_forwards
+from tests.models.test_references import count_forwards, watch_forwards
 from tests.parity.bench import SEEDS, Bench, set_path
 from tests.parity.cases import qwen_image_21, qwen_image_edit_plus
 from tests.parity.media import picture, pictures
@@ -116,17 +116,11 @@ def test_edited_rows_are_neither_padded_nor_masked(edit: Bench, monkeypatch: pyt
     )
     assert len(set(positive)) == 3 and condition.prompt_embeds.shape[1] == max(positive), "collated rows are padded"
     expected = [length for pair in zip(positive, negative, strict=True) for length in pair]
-    seen: list[tuple[int, Any]] = []
-    network = adapter.network
-
-    def watched(name: str) -> Any:
-        def call(**inputs: Any) -> Any:
-            seen.append((inputs["encoder_hidden_states"].shape[1], inputs["encoder_hidden_states_mask"]))
-            return network(name)(**inputs)
-
-        return call
-
-    monkeypatch.setattr(adapter, "network", watched)
+    seen = watch_forwards(
+        adapter,
+        monkeypatch,
+        lambda inputs: (inputs["encoder_hidden_states"].shape[1], inputs["encoder_hidden_states_mask"]),
+    )
     edit.roll(adapter, setting, steps=2, decode=False)
     assert seen == [(length, None) for length in expected] * 2
 

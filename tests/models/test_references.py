@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -23,6 +23,8 @@ from tests.parity.bench import Bench, set_path
 from tests.parity.cases import flux1_kontext
 from tests.parity.media import picture, pictures
 from tests.parity.test_sampling import assert_latents
+
+T = TypeVar("T")
 
 
 def latents(seed: int, *shape: int) -> Tensor:
@@ -102,20 +104,25 @@ def kontext(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     yield Bench(flux1_kontext.CASES[0], tmp_path_factory.mktemp("kontext"))
 
 
-def count_forwards(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that the number of rows of each forward is added to."""
-    seen: list[int] = []
+def watch_forwards(adapter: Any, monkeypatch: pytest.MonkeyPatch, look: Callable[[dict[str, Any]], T]) -> list[T]:
+    """A list that what `look` sees in the inputs of each forward is added to."""
+    seen: list[T] = []
     network = adapter.network
 
-    def counted(name: str) -> Any:
+    def watched(name: str) -> Any:
         def call(**inputs: Any) -> Any:
-            seen.append(len(inputs["hidden_states"]))
+            seen.append(look(inputs))
             return network(name)(**inputs)
 
         return call
 
-    monkeypatch.setattr(adapter, "network", counted)
+    monkeypatch.setattr(adapter, "network", watched)
     return seen
+
+
+def count_forwards(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that the number of rows of each forward is added to."""
+    return watch_forwards(adapter, monkeypatch, lambda inputs: len(inputs["hidden_states"]))
 
 
 def test_one_forward_for_references_of_one_size(kontext: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

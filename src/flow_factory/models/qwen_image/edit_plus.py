@@ -6,7 +6,7 @@ proportions; the pipeline holds the two areas as constants of its module, here t
 given anew at every step: no noise is added to them, and what is predicted for them is dropped.
 
 The pipeline takes one prompt a call. Here rows whose references agree in number and size, and whose texts in length,
-share a forward: without padding, attention needs no mask, which the fast kernels do not take.
+share a forward. Nothing is padded then, so attention needs no mask; flash attention takes none.
 """
 
 from __future__ import annotations
